@@ -1,0 +1,21 @@
+/* pool.h: cached blocks by size in front of a backend's memory: counting, limits, failing on demand.
+ *
+ * Freed blocks are kept and handed out again for requests of the same size class.  PG_POOL=0: every
+ * block is its own allocation, and a freed one is filled with 0xA5 (sanitizers see misuse).
+ * Bytes in use count what callers hold, not what the pool keeps. */
+#ifndef PG_POOL_H
+#define PG_POOL_H
+#include "backend.h"
+
+/* bytes may be 0 (gives a valid block).  PG_ENOMEM names bytes asked, in use, limit and the largest
+ * holders by tag.  tag: a number from pg_mem_tag. */
+int pg_pool_take(void **block, int64_t bytes, int tag);
+void pg_pool_give(void *block, int64_t bytes, int tag);
+/* 1 once bytes in use have passed 1.9 times what lived after the last collection (and 64 MiB). */
+int pg_pool_wants_collect(void);
+void pg_pool_limit(int64_t bytes);
+int pg_pool_tag_now(void);
+void pg_pool_count_tensor(int delta);
+/* Scratch for one kernel call; grows, is kept, belongs to the core. NULL + message if none. */
+void *pg_pool_scratch(int64_t bytes);
+#endif

@@ -82,6 +82,7 @@ int pg_tensor_read(const pg_tensor *t, int64_t first, void *dst, int64_t bytes);
 void *pg_tensor_data(pg_tensor *t);       /* cpu: the numbers; NULL elsewhere */
 int64_t pg_tensor_count(const pg_tensor *t);
 int pg_tensor_dtype(const pg_tensor *t);
+int pg_tensor_handles(const pg_tensor *t); /* tensors that share this storage, itself included */
 /* Drop the block under a whole storage (its views become empty; touching one is an error that
  * carries `name`), and give it a new one.  ZeRO-3 and offload live on this. */
 int pg_storage_drop(pg_tensor *t, const char *name);
@@ -197,7 +198,8 @@ int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *i
  * ignored.  lse [N] kept.  logits [..,V]; targets [..] i32|i64, checked against V. Sums in double. */
 int pg_cross_entropy(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_tensor *logits,
                      const pg_tensor *targets, int64_t ignore, const pg_tensor *step);
-/* dloss: one element (gradient of out[0]) or [N] (of rows).  dlogits may be logits (add = 0). */
+/* dloss: one element (gradient of out[0]) or [N] (of rows; where N is 1, out = NULL says so).
+ * dlogits may be logits (add = 0). */
 int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
                           const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out,
                           int64_t ignore, const pg_tensor *step, int add);
@@ -284,6 +286,8 @@ const char *pg_fs_glob(const char *pattern);  /* paths; "" when nothing matches 
 int pg_fs_write(const char *path, const void *data, int64_t bytes);
 const char *pg_fs_read(const char *path, int64_t *bytes); /* as pg_fs_list; NULL on error */
 const char *pg_fs_hostname(void);
+/* Tests: the n-th write, fsync or rename of a file from now fails with "disk full", once; 0 = never. */
+void pg_fs_fail_after(int64_t n);
 
 /* ---- files: safetensors ---- */
 typedef struct pg_safetensors pg_safetensors;
@@ -322,10 +326,10 @@ int pg_tokens_create(pg_tokens **out, const char *path, int64_t vocab);
 int pg_tokens_append(pg_tokens *s, const int32_t *ids, int64_t n);
 int pg_tokens_finish(pg_tokens *s);                /* header, fsync, rename; then close */
 /* Background prefetch: a thread reads spans ahead.  Each request fills batch [n_rows, span] i32
- * from the starts given; results come back in order. */
+ * from the starts given; results come back in order.  Holds s open until it is freed. */
 typedef struct pg_prefetch pg_prefetch;
 int pg_prefetch_new(pg_prefetch **out, const pg_tokens *s, int64_t rows, int64_t span, int depth);
-int pg_prefetch_ask(pg_prefetch *p, const int64_t *starts);   /* rows of them; never waits unless full */
+int pg_prefetch_ask(pg_prefetch *p, const int64_t *starts);   /* never waits; refused when depth are out */
 int pg_prefetch_take(pg_prefetch *p, int32_t *dst);           /* rows * span, the oldest request */
 void pg_prefetch_free(pg_prefetch *p);
 /* Element i of a keyed permutation of [0,n): a Feistel network with cycle walking, no table. */

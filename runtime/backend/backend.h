@@ -21,11 +21,12 @@ typedef struct {                     /* raw blocks; the pool (pool.h) stands in 
 
 /* Collectives on raw pointers.  `impl` is the transport's group.  All are asynchronous: they fill
  * *ticket, and wait(ticket) ends it (returns its code and frees it).  A rank calls the operations
- * of one group in the same order as its peers; different groups are independent. */
+ * of one group in the same order as its peers; different groups are independent.  The core has
+ * checked counts, dtypes and ranks, and never comes here for a group of one. */
 typedef struct {
     int (*world)(void **impl, int *rank, int *size); /* join by the environment */
     int (*split)(void **impl, void *parent, const int32_t *ranks, int n, const char *name);
-    void (*free)(void *impl);
+    void (*free)(void *impl);        /* harmless after shutdown, as is wait */
     int (*allreduce)(void *impl, void *data, int64_t n, int dtype, int op, void **ticket);
     int (*allgather)(void *impl, void *out, const void *in, int64_t n_in, int dtype, void **ticket);
     int (*reducescatter)(void *impl, void *out, const void *in, int64_t n_out, int dtype, int op,
@@ -34,6 +35,8 @@ typedef struct {
     int (*send)(void *impl, const void *data, int64_t n, int dtype, int peer, void **ticket);
     int (*recv)(void *impl, void *data, int64_t n, int dtype, int peer, void **ticket);
     int (*barrier)(void *impl, void **ticket);
+    void (*detach)(void *ticket);    /* the caller does not wait now: move it in the background;
+                                        NULL where it moves anyway */
     int (*done)(void *ticket);       /* 1 done, 0 not yet, negative failed */
     int (*wait)(void *ticket);
     void (*timeout)(double seconds);
@@ -54,6 +57,7 @@ typedef struct pg_backend {
 const pg_backend *pg_backend_now(void);
 /* Like pg_backend_now, but never the shape table: the real device under pg_shape_only. */
 const pg_backend *pg_backend_device(void);
+int pg_backend_closed(void); /* 1 after pg_shutdown */
 extern const pg_backend pg_backend_cpu, pg_backend_shape;
 extern const pg_collective_ops pg_collectives_shm;
 #endif

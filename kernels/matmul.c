@@ -1,0 +1,32 @@
+/* matmul.c: matrix products by OpenBLAS, with bias, GELU and accumulation finished in one pass.
+ *
+ * OpenBLAS built on OpenMP uses the threads of this program, and one thread inside a parallel
+ * region: so many small products of a batch run side by side, and a large one uses all threads.
+ * Arithmetic around the product: matmul_typed.h. */
+#include <cblas.h>
+#include <limits.h>
+#include <omp.h>
+#define LANE 256          /* numbers finished at a time: some KiB that stay in the L1 cache */
+#define TILE 64
+#define BLAS_ALONE 262144 /* m n k up to which one product is not worth several threads */
+#define TYPED_BODY "matmul_typed.h"
+#include "typed_twice.h"
+
+/* OpenBLAS counts in 32 bits. */
+static int fits(const pg_gemm_args *g) {
+    int64_t largest = pg_max64(pg_max64(g->m, g->n), g->k);
+    largest = pg_max64(pg_max64(largest, g->lda), pg_max64(g->ldb, g->ldc));
+    if (largest <= INT_MAX) return PG_OK;
+    return pg_fail(PG_ESHAPE, "matmul: a size of %lld is above %d, the most that OpenBLAS takes; "
+                              "split the product", (long long)largest, INT_MAX);
+}
+
+int cpu_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s) {
+    (void)s;
+    if (g->m == 0 || g->n == 0 || g->batch == 0) return PG_OK;
+    PG_TRY(fits(g));
+    if (g->dtype_c != g->dtype)
+        return pg_fail(PG_ESHAPE, "matmul: out is %s, a is %s; on the CPU they must be equal",
+                       pg_dtype_name(g->dtype_c), pg_dtype_name(g->dtype));
+    TYPED_CALL(gemm, g->dtype, c, a, b, g);
+}

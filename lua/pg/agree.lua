@@ -1,0 +1,59 @@
+-- agree.lua: what all ranks must know before they go on: one rank's word for all, one rank's failure
+-- told to all.  A mistake that every rank sees is reported once, by rank 0.
+local c = require "pg.c"
+local host = require "pg.host"
+local mesh = require "pg.mesh"
+local Tensor = require "pg.tensor"
+local ffi = c.ffi
+
+local agree = {}
+local PATIENCE = 3 -- seconds that rank 0 has to report what all have seen
+
+--- agree.fail(message): raise a mistake that all ranks are about to report.  Where others ran into it as
+-- well, rank 0 speaks first and the launcher ends the rest; where this rank is alone with it, it speaks.
+function agree.fail(message)
+  if host.rank > 0 and host.first_failed(PATIENCE) then os.exit(1, true) end -- rank 0 has told it
+  error(message, 0)
+end
+
+--- agree.guard(f, ...) -> what f returns; what it raises goes through agree.fail.
+local function passed(ok, ...)
+  if not ok then agree.fail((...)) end
+  return ...
+end
+function agree.guard(f, ...) return passed(pcall(f, ...)) end
+
+-- The text of rank `root` on every rank; nobody else's is looked at.
+local function broadcast(text, root)
+  local n = mesh.world:sum_numbers { mesh.rank() == root and #text or 0 }[1]
+  local buffer = ffi.new("uint8_t[?]", n + 1)
+  if mesh.rank() == root then ffi.copy(buffer, text, n) end
+  local t = Tensor.empty({ n + 1 }, "u8"):write(buffer)
+  mesh.world:broadcast(t, root)
+  local got = ffi.string((t:buffer()), n)
+  t:release()
+  return got
+end
+
+--- agree.text(f, ...) -> on every rank the text that f(...) returns on rank 0.  What it raises there is
+-- raised on all.
+function agree.text(f, ...)
+  if mesh.size() == 1 then return f(...) end
+  local ok, text = true, ""
+  if mesh.rank() == 0 then ok, text = pcall(f, ...) end
+  local got = broadcast((ok and "+" or "-") .. text, 0)
+  if got:sub(1, 1) == "-" then agree.fail(got:sub(2)) end
+  return got:sub(2)
+end
+
+--- agree.first(message) -> nil where no rank brings a message, else that of the first rank that does.
+-- One small collective where all is well.
+function agree.first(message)
+  local size = mesh.size()
+  if size == 1 then return message end
+  local first = mesh.world:sum_numbers({ message and mesh.rank() or size }, "min")[1]
+  if first == size then return nil end
+  return broadcast(message or "", first)
+end
+
+return agree

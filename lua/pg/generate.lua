@@ -1,0 +1,53 @@
+-- generate.lua: a model writes text, one token at a time.
+local c = require "pg.c"
+local Tensor = require "pg.tensor"
+local loss = require "pg.ops.loss"
+local reduce = require "pg.ops.reduce"
+local scope = require "pg.scope"
+local tape = require "pg.tape"
+local tokeniser = require "pg.data.tokeniser"
+local ffi = c.ffi
+
+local generate = {}
+local known = { "tokens", "temperature", "top_k", "top_p", "seed", "tokeniser" }
+
+-- The next id after the last `context` of ids[0..n).
+local function next_id(model, ids, n, o, draw)
+  local T = math.min(n, model.context)
+  local window = Tensor.empty({ 1, T }, "i32"):write(ids + (n - T))
+  local logits = model(window)
+  local last = reduce.reshape(logits, { T, model.vocab })
+  last = reduce.slice(last, 1, T, 1)
+  return loss.sample(last, { temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, first = draw }):item()
+end
+
+--- generate.ids(model, ids, n, o) -> int32 array, length: the ids continued by o.tokens (200).
+function generate.ids(model, ids, n, o)
+  local more = c.int(o.tokens or 200, "tokens")
+  if n < 1 then c.fail("generate: an empty prompt; give at least one token") end
+  local all = ffi.new("int32_t[?]", n + more)
+  ffi.copy(all, ids, n * 4)
+  local before = tape.context
+  tape.context = { training = false }
+  local ok, message = pcall(tape.no_grad, function()
+    for i = 0, more - 1 do all[n + i] = scope.run(next_id, model, all, n + i, o, i) end
+  end)
+  tape.context = before
+  if not ok then error(message, 0) end
+  return all, n + more
+end
+
+--- generate.text(model, prompt, { tokens=200, temperature=0.8, top_k=0, top_p=1, seed=0 }) -> prompt and what
+-- follows it, as text.  Uses no collectives.
+function generate.text(model, prompt, o)
+  o = o or {}
+  c.keys(o, known, "generate")
+  local t = o.tokeniser or tokeniser.bytes
+  local ids, n = t:encode(prompt)
+  if n == 0 and t.bos then ids, n = ffi.new("int32_t[1]", t.bos), 1 end
+  local all, count = generate.ids(model, ids, n, {
+    tokens = o.tokens, temperature = o.temperature or 0.8, top_k = o.top_k, top_p = o.top_p, seed = o.seed })
+  return t:decode(all, count)
+end
+
+return generate

@@ -1,0 +1,113 @@
+-- init.lua: the public names of pgrun, and nothing else.  `pg` is the one global.  Parts are loaded when
+-- they are first named, so that a line that needs none of them starts at once.
+local pg = {}
+
+-- name = module: pg.name is that module.
+local modules = {
+  nn = "pg.nn", mesh = "pg.mesh", rate = "pg.optim.rate", data = "pg.data", json = "pg.json", fs = "pg.fs",
+  step = "pg.step",
+}
+
+-- name = { module, field }: pg.name is that field.
+local fields = {
+  describe = { "pg.describe", "new" }, no_grad = { "pg.tape", "no_grad" }, scope = { "pg.scope", "run" },
+  log = { "pg.log", "line" }, generate = { "pg.generate", "text" }, demo_text = { "pg.data.demo", "path" },
+  nonfinite = { "pg.watch", "nonfinite" },
+}
+
+local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "reduce", "custom", "comm" }
+
+-- Tensors and all ops come together: ops become methods of tensors.
+local function load_tensors()
+  local Tensor = require "pg.tensor"
+  local c = require "pg.c"
+  for _, file in ipairs(op_files) do
+    for name, f in pairs(require("pg.ops." .. file)) do
+      if type(f) == "function" then
+        rawset(pg, name, f)
+        if Tensor[name] == nil then Tensor[name] = f end
+      end
+    end
+  end
+  Tensor.__add, Tensor.__sub, Tensor.__mul, Tensor.__div = pg.add, pg.sub, pg.mul, pg.div
+  Tensor.__unm = pg.neg
+  rawset(pg, "Tensor", Tensor)
+  for _, name in ipairs { "empty", "zeros", "ones", "full" } do rawset(pg, name, Tensor[name]) end
+  --- pg.tensor(values, dtype) -> a tensor of a number or of nested tables of numbers.
+  rawset(pg, "tensor", Tensor.from)
+  --- pg.randn(shape, o), pg.rand(shape, o): o.seed (0), o.key ("randn"), o.dtype ("f32"), o.std, o.mean.
+  rawset(pg, "randn", function(shape, o)
+    o = o or {}
+    local t = Tensor.empty(shape, o.dtype)
+    c.check(c.C.pg_random_normal(t.raw, c.ffi.cast("uint64_t", c.int64(o.seed or 0, "randn: seed")),
+                                 c.hash(o.key or "randn"), o.mean or 0, o.std or 1, 0, 0, 0))
+    return t
+  end)
+  rawset(pg, "rand", function(shape, o)
+    o = o or {}
+    local t = Tensor.empty(shape, o.dtype)
+    c.check(c.C.pg_random_uniform(t.raw, c.ffi.cast("uint64_t", c.int64(o.seed or 0, "rand: seed")),
+                                  c.hash(o.key or "rand"), o.low or 0, o.high or 1, 0, 0, 0))
+    return t
+  end)
+end
+
+--- pg.build(description or module, o) -> a module with its parameters placed and initialised.
+-- o.seed (0), o.dtype ("f32").
+local function build(what, o)
+  local describe = require "pg.describe"
+  local module = describe.is(what) and describe.build(what) or what
+  if type(module) ~= "table" or not module.is_module then
+    require("pg.c").fail("build: %s is neither a description nor a module", tostring(what))
+  end
+  return require("pg.params").build(module, o)
+end
+
+--- pg.time() -> seconds; pg.memory() -> { in_use, peak, kept, limit, tensors, holders }.
+local function time() return require("pg.c").C.pg_time() end
+local function memory()
+  local c = require "pg.c"
+  local m, bytes = c.ffi.new "pg_mem", c.ffi.new "int64_t[1]"
+  c.C.pg_mem_stats(m)
+  local out = { in_use = tonumber(m.in_use), peak = tonumber(m.peak), kept = tonumber(m.kept),
+                limit = tonumber(m.limit), tensors = tonumber(m.tensors), holders = {} }
+  for i = 0, 63 do
+    local name = c.C.pg_mem_holder(i, bytes)
+    if name == nil then break end
+    out.holders[i + 1] = { tag = c.ffi.string(name), bytes = tonumber(bytes[0]) }
+  end
+  return out
+end
+
+--- pg.rank(), pg.ranks(), pg.barrier(): of the whole job.
+local function rank() return require("pg.mesh").rank() end
+local function ranks() return require("pg.mesh").size() end
+local function barrier()
+  local mesh = require "pg.mesh"
+  mesh.rank()
+  mesh.world:barrier()
+end
+
+pg.build, pg.time, pg.memory, pg.rank, pg.ranks, pg.barrier = build, time, memory, rank, ranks, barrier
+
+--- pg.optim.adamw(parameters, settings), pg.optim.sgd(parameters, settings) -> an optimiser.
+pg.optim = setmetatable({}, { __index = function(_, name)
+  if name ~= "adamw" and name ~= "sgd" then return nil end
+  return function(...)
+    return require("pg.parallel.reducer").attach(require("pg.optim." .. name).new(...))
+  end
+end })
+
+setmetatable(pg, { __index = function(_, name)
+  local value
+  if modules[name] then value = require(modules[name])
+  elseif fields[name] then value = require(fields[name][1])[fields[name][2]]
+  elseif type(name) == "string" and not rawget(pg, "Tensor") and name:match "^[%a_]+$" then
+    load_tensors()
+    return rawget(pg, name)
+  end
+  if value ~= nil then rawset(pg, name, value) end
+  return value
+end })
+
+return pg

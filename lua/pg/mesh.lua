@@ -1,0 +1,164 @@
+-- mesh.lua: ranks arranged on named axes pp, dp, tp; the last varies fastest, so that neighbours share
+-- a host.  Each axis is a group of ranks; an axis of size one has no group and does nothing, so nobody
+-- above asks "am I parallel?".
+local c = require "pg.c"
+local C, ffi = c.C, c.ffi
+
+local mesh = {}
+local names = { "pp", "dp", "tp" }
+local Axis = {}
+Axis.__index = Axis
+local ops = { sum = C.PG_OP_SUM, max = C.PG_OP_MAX, min = C.PG_OP_MIN }
+
+local function single(name) return setmetatable({ name = name, rank = 0, size = 1 }, Axis) end
+
+local function start()
+  if mesh.world then return end
+  c.check(C.pg_comm_init())
+  local comm = C.pg_comm_world()
+  mesh.world = setmetatable({ name = "world", comm = comm, rank = C.pg_comm_rank(comm), size = C.pg_comm_size(comm) }, Axis)
+end
+
+-- The ranks that differ from mine only along axis i, and my place among them.
+local function line_of(i, sizes, place)
+  local stride = 1
+  for j = i + 1, #sizes do stride = stride * sizes[j] end
+  local first = mesh.world.rank - place[i] * stride
+  local ranks = ffi.new("int32_t[?]", sizes[i])
+  for k = 0, sizes[i] - 1 do ranks[k] = first + k * stride end
+  return ranks
+end
+
+--- mesh.build{ pp =, dp =, tp = }: sizes whose product is the number of ranks; dp = "rest" takes what
+-- is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
+function mesh.build(layout)
+  start()
+  local sizes, known = {}, 1
+  for i, name in ipairs(names) do
+    local n = layout[name] or (name == "dp" and "rest") or 1
+    if n ~= "rest" then known = known * c.int(n, "layout." .. name) end
+    sizes[i] = n
+  end
+  local world = mesh.world.size
+  for i = 1, #sizes do if sizes[i] == "rest" then sizes[i] = math.floor(world / known) end end
+  local product = sizes[1] * sizes[2] * sizes[3]
+  if product ~= world or product < 1 then
+    c.fail("layout: pp %d x dp %d x tp %d = %d ranks, but %d %s started; use -n %d, or another layout",
+           sizes[1], sizes[2], sizes[3], product, world, world == 1 and "was" or "were", math.max(product, 1))
+  end
+  local place, rest = {}, mesh.world.rank
+  for i = #sizes, 1, -1 do
+    place[i] = rest % sizes[i]
+    rest = math.floor(rest / sizes[i])
+  end
+  for i, name in ipairs(names) do
+    local axis = single(name)
+    if sizes[i] > 1 then
+      local slot = ffi.new "pg_comm *[1]"
+      c.check(C.pg_comm_split(slot, mesh.world.comm, line_of(i, sizes, place), sizes[i], name))
+      axis.comm, axis.rank, axis.size = slot[0], place[i], sizes[i]
+    end
+    mesh[name] = axis
+  end
+  return mesh
+end
+
+--- mesh.ready() -> mesh, laid out as plain data parallel where nobody has said otherwise.
+function mesh.ready()
+  if not mesh.dp then mesh.build {} end
+  return mesh
+end
+
+--- mesh.rank(), mesh.size(): of the whole job.
+function mesh.rank() start() return mesh.world.rank end
+function mesh.size() start() return mesh.world.size end
+
+-- The line that waits, for the reports of the launcher and of time limits.
+local function where(axis)
+  if axis.size > 1 then C.pg_status_where(c.position()) end
+end
+
+local slot = ffi.new "pg_work *[1]"
+
+-- Handles of asynchronous collectives; the C side holds the tensors' storage meanwhile.
+local Work = {}
+Work.__index = Work
+local no_work = setmetatable({}, Work)
+
+--- work:wait(): until the collective is done; raises what went wrong.
+function Work:wait()
+  if self.raw then
+    local raw = self.raw
+    self.raw = nil
+    c.check(C.pg_work_wait(raw))
+  end
+end
+
+--- work:done() -> true when waiting would not wait.
+function Work:done() return not self.raw or c.check(C.pg_work_done(self.raw)) == 1 end
+
+local function issue(axis, async, call, ...)
+  if axis.size == 1 then return no_work end
+  where(axis)
+  if not async then
+    c.check(call(...))
+    return no_work
+  end
+  slot[0] = nil
+  c.check(call(...))
+  return setmetatable({ raw = slot[0] ~= nil and slot[0] or nil }, Work)
+end
+
+local function handle(async) return async and slot or nil end
+
+--- axis:all_reduce(t, op, async) -> work.  t in place; op "sum" (default), "max", "min".
+function Axis:all_reduce(t, op, async)
+  local code = ops[op or "sum"] or c.fail("all_reduce: op %s is unknown (sum, max, min)", tostring(op))
+  return issue(self, async, C.pg_allreduce, self.comm, t:alive().raw, code, handle(async))
+end
+
+--- axis:all_gather(out, part, async): out holds size parts, in rank order.
+function Axis:all_gather(out, part, async)
+  if self.size == 1 then out:copy_from(part) return no_work end
+  return issue(self, async, C.pg_allgather, self.comm, out:alive().raw, part:alive().raw, handle(async))
+end
+
+--- axis:reduce_scatter(part, whole, op, async): rank r gets the r-th part of the sum.
+function Axis:reduce_scatter(part, whole, op, async)
+  if self.size == 1 then part:copy_from(whole) return no_work end
+  return issue(self, async, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, ops[op or "sum"], handle(async))
+end
+
+--- axis:broadcast(t, root, async): t of rank `root` (0) to all.
+function Axis:broadcast(t, root, async)
+  return issue(self, async, C.pg_broadcast, self.comm, t:alive().raw, root or 0, handle(async))
+end
+
+--- axis:send(t, peer, async), axis:recv(t, peer, async): between two ranks of the axis.
+function Axis:send(t, peer, async)
+  return issue(self, async, C.pg_send, self.comm, t:alive().raw, peer, handle(async))
+end
+function Axis:recv(t, peer, async)
+  return issue(self, async, C.pg_recv, self.comm, t:alive().raw, peer, handle(async))
+end
+
+--- axis:barrier(): no rank passes before all have come.
+function Axis:barrier()
+  if self.size > 1 then
+    where(self)
+    c.check(C.pg_barrier(self.comm))
+  end
+end
+
+--- axis:sum_numbers{ a, b, ... } -> their sums over the axis, in double (op as all_reduce).
+function Axis:sum_numbers(numbers, op)
+  if self.size == 1 then return numbers end
+  local Tensor = require "pg.tensor"
+  local t = Tensor.from(numbers, "f64")
+  self:all_reduce(t, op)
+  local out = t:totable()
+  t:release()
+  return out
+end
+
+return mesh

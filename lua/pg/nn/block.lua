@@ -1,0 +1,111 @@
+-- nn/block.lua: attention, MLP and the residual blocks of LLaMA and GPT-2.
+-- Children are named so that full names are those of Hugging Face.
+local c = require "pg.c"
+local Module = require "pg.nn.module"
+local layers = require "pg.nn.layers"
+local attention = require "pg.ops.attention"
+local elementwise = require "pg.ops.elementwise"
+local tape = require "pg.tape"
+
+local block = {}
+
+--- Attention{ width=, heads=, kv_heads=heads, head_width=width/heads, causal=true, bias=false, rope=nil,
+-- out_std=std, std=0.02, dropout=0, name=, names={ q, k, v, out } or { qkv, out } }.
+-- q, k, v are one product.  rope: an object with tables(T) -> cos, sin, or nil for none.
+block.Attention = Module.class "Attention"
+function block.Attention:init(o)
+  c.keys(o, { "width", "heads", "kv_heads", "head_width", "causal", "bias", "rope", "std", "out_std",
+              "dropout", "name", "names" }, "Attention")
+  local heads, groups = o.heads, o.kv_heads or o.heads
+  if heads < 1 or groups < 1 or heads % groups ~= 0 then
+    c.fail("Attention: %d heads and %d kv_heads; kv_heads must divide heads", heads, groups)
+  end
+  local width = o.head_width or o.width / heads
+  if width ~= math.floor(width) then
+    c.fail("Attention: width %d does not divide into %d heads; choose heads that divide it", o.width, heads)
+  end
+  local names = o.names or { "q_proj", "k_proj", "v_proj", "o_proj" }
+  self.heads, self.groups, self.rope = heads, groups, o.rope
+  self.options = { heads = heads, kv_heads = groups, causal = o.causal ~= false }
+  self.dropout, self.key = o.dropout or 0, c.hash("attention dropout " .. (o.name or ""))
+  local parts = #names == 4 and { { names[1], heads * width }, { names[2], groups * width }, { names[3], groups * width } }
+    or { { names[1], (heads + 2 * groups) * width } }
+  self.qkv = self:add("", layers.Linear { inputs = o.width, parts = parts, bias = o.bias, std = o.std })
+  self.out = self:add(names[#names], layers.Linear { inputs = heads * width, outputs = o.width, bias = o.bias,
+                                                     std = o.out_std or o.std })
+end
+function block.Attention:forward(x)
+  local qkv = self.qkv(x)
+  if self.rope then
+    local cos, sin = self.rope:tables(x.shape[2], x.dtype)
+    qkv = attention.rope(qkv, cos, sin, self.heads + self.groups)
+  end
+  local o, context = self.options, tape.context
+  if self.dropout > 0 and context.training then
+    o = { heads = o.heads, kv_heads = o.kv_heads, causal = o.causal, dropout = self.dropout, key = self.key,
+          step = context.step, sample0 = context.sample0 }
+  end
+  return self.out(attention.attention(qkv, nil, nil, o))
+end
+
+--- Rope{ width=, theta=10000, context= }: the tables of one model, shared by its blocks.
+local Rope = {}
+Rope.__index = Rope
+function block.Rope(o) return setmetatable({ width = o.width, theta = o.theta, context = o.context, kept = {} }, Rope) end
+function Rope:tables(rows, dtype)
+  if rows > self.context then
+    c.fail("rope: a sequence of %d tokens, the model's context is %d", rows, self.context)
+  end
+  local t = self.kept[dtype]
+  if not t or not t.cos.raw then
+    local cos, sin = attention.rope_table(self.context, self.width, self.theta, dtype)
+    t = { cos = cos:keep(), sin = sin:keep() }
+    if c.C.pg_shape_only(0) == 0 then self.kept[dtype] = t else c.C.pg_shape_only(1) end
+  end
+  return t.cos, t.sin
+end
+
+--- GatedMLP{ width=, ffn=, std=, out_std= }: down(silu(gate x) * up x); gate and up are one product.
+block.GatedMLP = Module.class "GatedMLP"
+function block.GatedMLP:init(o)
+  c.keys(o, { "width", "ffn", "std", "out_std" }, "GatedMLP")
+  self.gate_up = self:add("", layers.Linear { inputs = o.width, std = o.std, parts = { { "gate_proj", o.ffn }, { "up_proj", o.ffn } } })
+  self.down = self:add("down_proj", layers.Linear { inputs = o.ffn, outputs = o.width, std = o.out_std or o.std })
+end
+function block.GatedMLP:forward(x) return self.down(attention.swiglu(self.gate_up(x))) end
+
+--- MLP{ width=, ffn=4 width, activation="gelu_tanh", bias=true, std=, out_std=, names={ in, out } }.
+block.MLP = Module.class "MLP"
+function block.MLP:init(o)
+  c.keys(o, { "width", "ffn", "activation", "bias", "std", "out_std", "names" }, "MLP")
+  local names = o.names or { "c_fc", "c_proj" }
+  local ffn = o.ffn or 4 * o.width
+  self.up = self:add(names[1], layers.Linear { inputs = o.width, outputs = ffn, bias = o.bias ~= false,
+                                               activation = o.activation or "gelu_tanh", std = o.std })
+  self.down = self:add(names[2], layers.Linear { inputs = ffn, outputs = o.width, bias = o.bias ~= false, std = o.out_std or o.std })
+end
+function block.MLP:forward(x) return self.down(self.up(x)) end
+
+--- Block{ norm1 = { name, module }, attention = { name, module }, norm2 =, mlp =, dropout = p, name = }:
+-- x + attention(norm1 x), then x + mlp(norm2 x).
+block.Block = Module.class "Block"
+block.Block.can_recompute = true
+function block.Block:init(o)
+  c.keys(o, { "norm1", "attention", "norm2", "mlp", "dropout", "name" }, "Block")
+  self.norm1, self.attention = self:add(unpack(o.norm1)), self:add(unpack(o.attention))
+  self.norm2, self.mlp = self:add(unpack(o.norm2)), self:add(unpack(o.mlp))
+  if (o.dropout or 0) > 0 then
+    self.drop1 = layers.Dropout { p = o.dropout, name = o.name .. ".1" }
+    self.drop2 = layers.Dropout { p = o.dropout, name = o.name .. ".2" }
+  end
+end
+function block.Block:forward(x)
+  local a = self.attention(self.norm1(x))
+  if self.drop1 then a = self.drop1(a) end
+  x = elementwise.add(x, a)
+  local m = self.mlp(self.norm2(x))
+  if self.drop2 then m = self.drop2(m) end
+  return elementwise.add(x, m)
+end
+
+return block

@@ -1,0 +1,114 @@
+-- nn/module.lua: a module is a Lua table with forward and named parameters.  Calling it runs forward in
+-- a light scope, so that what backward does not need is gone when it returns.
+--   local Mine = nn.class "Mine"
+--   function Mine:init(o)  self.w = self:param("w", { o.to, o.from })  self.norm = self:add("norm", nn.RMSNorm{...})  end
+--   function Mine:forward(x)  return ops.linear(self.norm(x), self.w)  end
+local c = require "pg.c"
+local params = require "pg.params"
+local scope = require "pg.scope"
+
+local Module = { is_module = true }
+Module.__index = Module
+
+--- Module.class(name, parent) -> a class; calling it makes an instance through init(settings).
+function Module.class(name, parent)
+  local class = setmetatable({ class_name = name, is_module = true }, {
+    __index = parent or Module,
+    __call = function(class, settings)
+      local self = setmetatable({ own = {}, children = {} }, class)
+      if self.init then self:init(settings or {}) end
+      return self
+    end })
+  class.__index = class
+  class.__call = function(self, ...) return scope.light(self.forward, self, ...) end
+  class.__tostring = Module.describe
+  return class
+end
+
+--- module:param(name, shape, o) -> a parameter of this module (see params.new).
+function Module:param(name, shape, o)
+  local p = params.new(shape, o or {})
+  self.own[#self.own + 1] = { name = name, p = p }
+  return p
+end
+
+--- module:add(name, child, segment) -> child.  An empty name adds nothing to the full names; a segment
+-- name (or true: the child's full name) gives the child's parameters a segment of their own.
+function Module:add(name, child, segment)
+  if type(child) ~= "table" or not child.is_module then c.fail("add: %s is no module", name) end
+  self.children[#self.children + 1] = { name = name, module = child, segment = segment }
+  return child
+end
+
+local function join(prefix, name) return name == "" and prefix or prefix .. name .. "." end
+
+--- module:each_parameter(f): f(parameter, prefix, name, segment name), depth first in order of adding.
+function Module:each_parameter(f, prefix, segment)
+  prefix, segment = prefix or "", segment or "rest"
+  for _, own in ipairs(self.own) do f(own.p, prefix, own.name, segment) end
+  for _, child in ipairs(self.children) do
+    local inner = join(prefix, child.name)
+    local own = child.segment == true and (inner:gsub("%.$", "")) or child.segment
+    child.module:each_parameter(f, inner, own or segment)
+  end
+end
+
+--- module:parameters() -> its parameters, each once.
+function Module:parameters()
+  local list, seen = {}, {}
+  self:each_parameter(function(p)
+    if not seen[p] then
+      seen[p] = true
+      list[#list + 1] = p
+    end
+  end)
+  return list
+end
+
+--- module:named() -> list of { name, parameter, piece } for every named piece (after pg.build).
+function Module:named()
+  local list = {}
+  for _, p in ipairs(self:parameters()) do
+    for _, piece in ipairs(p.pieces) do list[#list + 1] = { name = piece.name, parameter = p, piece = piece } end
+  end
+  return list
+end
+
+--- module:each_module(f): f(module, full name), itself first.
+function Module:each_module(f, prefix)
+  prefix = prefix or ""
+  f(self, (prefix:gsub("%.$", "")))
+  for _, child in ipairs(self.children) do child.module:each_module(f, join(prefix, child.name)) end
+end
+
+--- module:load_numbers{ [name] = tensor }: set named pieces; unknown and missing names are errors.
+function Module:load_numbers(numbers)
+  local left = {}
+  for name in pairs(numbers) do left[name] = true end
+  for _, entry in ipairs(self:named()) do
+    local t = numbers[entry.name] or c.fail("load: there is no tensor for parameter %s", entry.name)
+    local v = entry.parameter:view(entry.piece.shape, entry.piece.first)
+    if t.count ~= v.count then c.fail("load: %s is %s, the parameter is %s", entry.name, t:describe(), v:describe()) end
+    v:copy_from(t)
+    v:free()
+    left[entry.name] = nil
+  end
+  local extra = next(left)
+  if extra then c.fail("load: no parameter is named %s", extra) end
+end
+
+--- tostring(module) -> its classes and parameters as an indented tree.
+function Module:describe(indent)
+  indent = type(indent) == "string" and indent or ""
+  local lines = { self.class_name or "Module" }
+  for _, own in ipairs(self.own) do
+    lines[#lines + 1] = ("%s  %s {%s}"):format(indent, own.name, table.concat(own.p.shape, ","))
+  end
+  for _, child in ipairs(self.children) do
+    lines[#lines + 1] = ("%s  %s%s"):format(indent, child.name == "" and "" or child.name .. ": ",
+                                            child.module:describe(indent .. "  "))
+  end
+  return table.concat(lines, "\n")
+end
+
+return Module

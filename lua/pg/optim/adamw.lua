@@ -1,0 +1,35 @@
+-- optim/adamw.lua: AdamW (Loshchilov and Hutter 2019), one fused call a segment.
+local c = require "pg.c"
+local describe = require "pg.describe"
+local step = require "pg.step"
+local Optimizer = require "pg.optim.optimizer"
+local C = c.C
+
+local AdamW = setmetatable({ moments = { "exp_avg", "exp_avg_sq" } }, { __index = Optimizer })
+AdamW.__index = AdamW
+
+local schema = {
+  rate  = { "any", 1e-3, "a number, pg.rate.NAME{...} or a function of state" },
+  betas = { "table", { 0.9, 0.999 }, "decay of the moments" },
+  eps   = { "number", 1e-8, "added to the root" },
+  decay = { "number", 0, "weight decay, decoupled; not on norms and biases" },
+  clip  = { "number", 0, "largest gradient norm; 0: no clipping" },
+}
+
+function AdamW:corrections(number, rate)
+  local b1, b2 = unpack(self.settings.betas)
+  return { RATE = rate, BIAS1 = 1 - b1 ^ number, BIAS2 = 1 - b2 ^ number }
+end
+
+function AdamW:update(s, state)
+  local o = self.settings
+  c.check(C.pg_adamw(s.value.raw, s.grad.raw, state.exp_avg.raw, state.exp_avg_sq.raw, state.ends.raw,
+                     state.factors.raw, step.block().raw, o.betas[1], o.betas[2], o.eps))
+end
+
+--- adamw(parameters, { rate=, betas=, eps=, decay=, clip= }, run) -> an optimiser.
+local function new(parameters, settings, run)
+  return Optimizer.setup(setmetatable({}, AdamW), parameters, describe.fill(settings or {}, schema, "adamw"), run)
+end
+
+return { new = new, schema = schema }

@@ -1,0 +1,123 @@
+-- optim/optimizer.lua: what AdamW and SGD share: segments, the step block, clipping, the checks.
+--   optim:step() = norm and clip factor on the device, then one fused update a segment
+-- On several ranks self.before_step sums the gradients first (parallel/reducer.lua attaches itself there).
+local c = require "pg.c"
+local mesh = require "pg.mesh"
+local rate = require "pg.optim.rate"
+local step = require "pg.step"
+local tape = require "pg.tape"
+local watch = require "pg.watch"
+local Tensor = require "pg.tensor"
+local C = c.C
+
+local Optimizer = {}
+Optimizer.__index = Optimizer
+
+local function segments_of(parameters)
+  local list, seen = {}, {}
+  for _, p in ipairs(parameters) do
+    if not p.segment then c.fail("optim: a parameter has no numbers yet; build the model with pg.build first") end
+    if not seen[p.segment] then
+      seen[p.segment] = true
+      list[#list + 1] = p.segment
+    end
+  end
+  if #list == 0 then c.fail("optim: the model has no parameters") end
+  return list
+end
+
+--- Optimizer.setup(self, parameters, settings, run): segments, run tables, rate; moments are named by
+-- the caller's self.moments.
+function Optimizer.setup(self, parameters, settings, run)
+  self.segments = segments_of(parameters)
+  self.settings = settings
+  self.rate = rate.build(settings.rate, run)
+  self.run = run or {}
+  self.steps = 0
+  self.states = {}
+  for _, s in ipairs(self.segments) do
+    C.pg_mem_tag "moments"
+    local state = {}
+    for _, name in ipairs(self.moments) do state[name] = Tensor.zeros({ s.count }, s.dtype):keep() end
+    C.pg_mem_tag "activations"
+    state.ends, state.factors = s:run_tables(settings.decay or 0)
+    self.states[s] = state
+  end
+  tape.context.step = step.block()
+  step.set { RANDOM = step.random_base(self.run.seed or 0, 0) }
+  return self
+end
+
+--- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
+function Optimizer:swap(settings, run)
+  self.settings, self.run = settings, run or self.run
+  self.rate = rate.build(settings.rate, self.run)
+  for _, s in ipairs(self.segments) do
+    self.states[s].ends, self.states[s].factors = s:run_tables(settings.decay or 0)
+  end
+end
+
+--- optim:resume(number): `number` steps are behind it, as far as rates, bias corrections and random bases go.
+function Optimizer:resume(number)
+  self.steps = number
+  step.set { RANDOM = step.random_base(self.run.seed or 0, number) }
+end
+
+-- The first parameter (or loss) that is not finite, for the message.
+function Optimizer:first_bad()
+  for _, s in ipairs(self.segments) do
+    for _, piece in ipairs(s:pieces(s.grad)) do
+      if watch.nonfinite(piece.view) > 0 then return piece.name end
+    end
+  end
+end
+
+-- Norm and clip factor, on the device.
+function Optimizer:measure()
+  local block = step.block()
+  step.set { SUMSQ = 0 }
+  for _, s in ipairs(self.segments) do c.check(C.pg_sumsq(block.raw, s.grad.raw)) end
+  c.check(C.pg_clip(block.raw, self.settings.clip or 0))
+end
+
+--- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
+-- summed over dp already; o.state: what the rate is asked with.  Raises, with nothing updated, where a gradient is not finite.
+function Optimizer:step(o)
+  if self.before_step then self.before_step(self, o and o.reduced) end
+  for _, s in ipairs(self.segments) do s:zero_unused() end
+  local number = self.steps + 1
+  local now = self.rate(o and o.state or { step = number, steps = self.run.steps, tokens = self.run.tokens })
+  if type(now) ~= "number" or now ~= now then
+    c.fail("rate: at step %d it is %s, not a number", number, tostring(now))
+  end
+  self:measure()
+  step.set(self:corrections(number, now))
+  for _, s in ipairs(self.segments) do
+    self:update(s, self.states[s], number)
+    s:fresh()
+  end
+  local norm, finite = step.get("NORM", "FINITE")
+  if finite == 0 then
+    c.fail("step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated",
+           number, mesh.rank(), tostring(norm), self:first_bad() or "none here (on another rank)")
+  end
+  self.steps = number
+  step.set { RANDOM = step.random_base(self.run.seed or 0, number) }
+  self.last_norm, self.last_rate = norm, now
+  return norm, now
+end
+
+--- optim:state_pieces() -> { { name, view }, ... }: every moment under MOMENT.PARAMETER, for checkpoints.
+function Optimizer:state_pieces()
+  local out = {}
+  for _, s in ipairs(self.segments) do
+    for _, moment in ipairs(self.moments) do
+      for _, piece in ipairs(s:pieces(self.states[s][moment])) do
+        out[#out + 1] = { name = moment .. "." .. piece.name, view = piece.view }
+      end
+    end
+  end
+  return out
+end
+
+return Optimizer

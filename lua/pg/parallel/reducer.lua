@@ -1,0 +1,64 @@
+-- parallel/reducer.lua: gradients summed over the dp axis, a segment at a time, started while backward
+-- still runs.  All ranks issue segments in one order (the last segment first, as backward fills them), so
+-- a segment waits for its turn; what backward never filled counts as zero and is sent at the end.
+local same_weights = require "pg.parallel.same_weights"
+local mesh = require "pg.mesh"
+
+local reducer = {}
+local Reducer = {}
+Reducer.__index = Reducer
+
+--- reducer.new(segments) -> a reducer for one backward: pass r:hook() as options.done of the last
+-- micro-batch's backward, then call r:finish().
+function reducer.new(segments)
+  local r = setmetatable({ segments = segments, left = {}, works = {}, turn = #segments, axis = mesh.ready().dp }, Reducer)
+  for _, s in ipairs(segments) do r.left[s] = #s.params end
+  return r
+end
+
+function Reducer:send(s)
+  s:zero_unused()
+  self.works[#self.works + 1] = self.axis:all_reduce(s.grad, "sum", true)
+end
+
+--- r:hook() -> a function of a leaf whose gradient is whole, or nil where there is nothing to reduce.
+function Reducer:hook()
+  if self.axis.size == 1 then return nil end
+  return function(p)
+    local s = p.segment
+    if not s or not self.left[s] then return end
+    self.left[s] = self.left[s] - 1
+    while self.turn > 0 and self.left[self.segments[self.turn]] <= 0 do
+      self:send(self.segments[self.turn])
+      self.turn = self.turn - 1
+    end
+  end
+end
+
+--- r:finish(): send what is left, wait for all.
+function Reducer:finish()
+  if self.axis.size > 1 then
+    for i = self.turn, 1, -1 do self:send(self.segments[i]) end
+    self.turn = 0
+    for _, work in ipairs(self.works) do work:wait() end
+  end
+  self.works = {}
+end
+
+-- What an optimiser does before it updates: once, see that all ranks hold the same weights; then, unless the
+-- trainer has done so during backward, sum the gradients.
+local function before_step(optim, reduced)
+  if not optim.agreed then
+    same_weights.check(optim.segments)
+    optim.agreed = true
+  end
+  if not reduced then reducer.new(optim.segments):finish() end
+end
+
+--- reducer.attach(optim) -> optim, whose step() now works over the dp axis.
+function reducer.attach(optim)
+  optim.before_step = before_step
+  return optim
+end
+
+return reducer

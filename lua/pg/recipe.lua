@@ -1,0 +1,283 @@
+-- recipe.lua: from the table that a script returned, and the command line, to settings that can be trained:
+-- every field known, of the right kind and possible here, before the first collective.  Which fields
+-- there are: recipe_fields.lua; what happens then: train.lua.
+--   pg.recipe.run(recipe, { path =, text =, args = })     pgrun models/tiny.lua --steps=20
+local c = require "pg.c"
+local agree = require "pg.agree"
+local describe = require "pg.describe"
+local fields = require "pg.recipe_fields"
+local host = require "pg.host"
+
+local recipe = {}
+local RESERVED = { run = true, resume = true }
+
+-- ---- where a mistake is ----
+
+-- Line of the field `path` ("optim.rate.peak") in the recipe's text: of the last part that is found, each
+-- looked for behind the one before.
+local function line_of(text, path)
+  local number, from, found = 0, 1, nil
+  local lines = {}
+  for line in (text .. "\n"):gmatch "([^\n]*)\n" do lines[#lines + 1] = line:gsub("%-%-.*$", "") end
+  for part in path:gmatch "[^.]+" do
+    for i = from, #lines do
+      if lines[i]:find("%f[%w_]" .. part .. "%f[^%w_]%s*=") then
+        number, found = i, true
+        break
+      end
+    end
+    from = math.max(number, 1)
+  end
+  return found and number or nil
+end
+
+--- recipe.fail(info, path, format, ...): raise a mistake of field `path`, at its line of the recipe or
+-- with the option that set it.
+function recipe.fail(info, path, format, ...)
+  local message = select("#", ...) > 0 and format:format(...) or format
+  local option = info.given and info.given[path]
+  if option then agree.fail(option .. ": " .. message) end
+  local line = info.text and line_of(info.text, path)
+  agree.fail(("%s%s: %s"):format(info.path or "recipe", line and ":" .. line or "", message))
+end
+
+--- recipe.guard(info, path, f, ...) -> what f returns; its errors become mistakes of field `path`.
+local function passed(info, path, ok, ...)
+  if not ok then recipe.fail(info, path, "%s", (...)) end
+  return ...
+end
+function recipe.guard(info, path, f, ...) return passed(info, path, pcall(f, ...)) end
+
+local function names_of(schema)
+  local names = {}
+  for name in pairs(schema) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+local function unknown(info, path, key, schema)
+  local known = names_of(schema)
+  local near = c.nearest(tostring(key), known)
+  recipe.fail(info, path, "unknown field %s%s (known: %s)", path, near and ", did you mean " .. near .. "?" or "",
+              table.concat(known, ", "))
+end
+
+local function show(value) return type(value) == "string" and ('"%s"'):format(value) or tostring(value) end
+
+-- ---- the command line ----
+
+--- recipe.arguments(args) -> overrides { { path, text, option } }, options { run =, resume = }.
+function recipe.arguments(args)
+  local overrides, options = {}, {}
+  for _, option in ipairs(args or {}) do
+    local name, text = option:match "^%-%-([%w_.]+)=(.*)$"
+    if not name and option == "--resume" then name, text = "resume", "" end
+    if not name then
+      agree.fail(("%s: fields are set as --optim.clip=1, and a run as --run=NAME, --resume or --resume=RUN")
+                 :format(option))
+    end
+    if RESERVED[name] then
+      if name == "run" and text == "" then agree.fail "--run=: a name is missing, such as --run=first" end
+      options[name] = text
+    else
+      overrides[#overrides + 1] = { path = name, text = text, option = option }
+    end
+  end
+  return overrides, options
+end
+
+-- The schema of what stands inside `value`, a field of kind `entry`; nil and a reason where nothing can.
+local function inside(value, entry)
+  if type(value) == "function" then return nil, "a function, whose inside only the file can change" end
+  if type(value) == "table" and value.is_module then return nil, "a built module, whose inside only the file can change" end
+  if describe.is(value) then return describe.schema(value) end
+  if entry.fields then return entry.fields end
+  if entry[1] == "optim" then return fields.optimiser(value[1]) end
+  return nil, value == nil and "not set" or show(value) .. ", which has no fields"
+end
+
+-- Set the field that one option names.
+local function override(info, settings, o)
+  local owner, schema, path = settings, fields.top, nil
+  for part, rest in o.path:gmatch "([^.]+)(%.?)" do
+    path = path and path .. "." .. part or part
+    info.given[path] = o.option
+    local entry = schema[part]
+    if not entry then unknown(info, path, part, schema) end
+    if rest == "" then
+      if entry.fields or entry[1] == "model" or entry[1] == "optim" then
+        recipe.fail(info, path, "%s holds fields of its own; set one of them, such as --%s.%s", path, path,
+                    (names_of(inside(owner[part], entry) or { FIELD = 1 })[1]) .. "=...")
+      end
+      local value = fields.parse(o.text, entry[1])
+      local wants = value == nil and (fields.fault(o.text, entry[1]) or "given in the file") or fields.fault(value, entry[1])
+      if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(o.text), wants) end
+      owner[part] = value
+    else
+      if owner[part] == nil then
+        owner[part] = entry.fields and {} or entry[1] == "optim" and { "adamw" } or nil
+      end
+      local within, reason = inside(owner[part], entry)
+      if not within then recipe.fail(info, path, "%s is %s", path, reason) end
+      owner, schema = owner[part], within
+    end
+    if rest ~= "" then info.given[path] = nil end
+  end
+  if o.path == "data.tokens" then settings.data.text = nil end
+  if o.path == "data.text" then settings.data.tokens = nil end
+end
+
+-- ---- the table ----
+
+-- A copy that the command line may write into; descriptions stay descriptions.
+local function copy(value)
+  if type(value) ~= "table" or value.is_module or value.is_tensor then return value end
+  local out = {}
+  for k, v in pairs(value) do out[k] = copy(v) end
+  return setmetatable(out, getmetatable(value))
+end
+
+local check_fields
+
+-- Each value of `values` against `schema`, and its defaults filled in.  prefix: "" or "optim.".
+function check_fields(info, values, schema, prefix)
+  for key in pairs(values) do
+    if not schema[key] then unknown(info, prefix .. tostring(key), key, schema) end
+  end
+  for _, key in ipairs(names_of(schema)) do
+    local entry, path = schema[key], prefix .. key
+    if values[key] == nil then
+      if entry.fields and not entry.optional then values[key] = {}
+      else values[key] = copy(entry[2]) end
+    end
+    local value = values[key]
+    if value ~= nil and entry.fields then
+      if type(value) ~= "table" then recipe.fail(info, path, "%s is %s; it must be a table of fields", path, show(value)) end
+      check_fields(info, value, entry.fields, path .. ".")
+    elseif value ~= nil then
+      local wants = fields.fault(value, entry[1])
+      if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(value), wants) end
+      if entry[1] == "seed" then values[key] = fields.seed(value) end
+      if describe.is(value) then check_fields(info, value, describe.schema(value), path .. ".") end
+    end
+  end
+end
+
+local function check_optim(info, optim)
+  local name = optim[1]
+  local schema = fields.optimiser(name)
+  if not schema then recipe.fail(info, "optim", 'optim is { %s, ... }; its first entry must be "adamw" or "sgd"', show(name)) end
+  optim[1] = nil
+  check_fields(info, optim, schema, "optim.")
+  optim[1] = name
+end
+
+local function at_least(info, settings, path, low)
+  local value = settings
+  for part in path:gmatch "[^.]+" do value = value and value[part] end
+  if value ~= nil and value < low then recipe.fail(info, path, "%s is %s; it must be at least %d", path, show(value), low) end
+end
+
+local function need(info, value, path, what)
+  if value == nil then recipe.fail(info, path, "%s is missing: %s", path, what) end
+end
+
+-- What this build can do.
+local function check_possible(info, r)
+  if r.precision ~= "fp32" then
+    recipe.fail(info, "precision", 'precision is "%s"; on this device "fp32" is possible: leave precision out, or set '
+                .. 'precision = "fp32"', r.precision)
+  end
+  for _, axis in ipairs { "pp", "tp" } do
+    if r.layout[axis] ~= 1 then
+      recipe.fail(info, "layout." .. axis, "layout.%s is %d; only 1 is possible: ranks share the work along dp, so set "
+                  .. "layout.%s = 1 and use -n %d for as many data-parallel ranks", axis, r.layout[axis], axis, math.max(1, r.layout[axis]))
+    end
+  end
+  if r.layout.zero ~= 0 then
+    recipe.fail(info, "layout.zero", "layout.zero is %d; only 0 is possible: every rank holds the whole optimiser state, so "
+                .. "set layout.zero = 0", r.layout.zero)
+  end
+end
+
+-- Batch over ranks over micro-batches.
+local function check_shares(info, r)
+  local ranks, batch = host.ranks, r.data.batch
+  if r.layout.dp ~= "rest" and r.layout.dp ~= ranks then
+    local n = r.layout.dp
+    recipe.fail(info, "layout.dp", "layout: pp 1 x dp %d x tp 1 = %d ranks, but %d %s started; use -n %d, or layout.dp = \"rest\"",
+                n, n, ranks, ranks == 1 and "was" or "were", n)
+  end
+  if batch % ranks ~= 0 then
+    recipe.fail(info, "data.batch", "data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, ranks,
+                math.max(1, math.floor(batch / ranks)) * ranks, math.ceil(batch / ranks) * ranks)
+  end
+  local rows = batch / ranks
+  r.micro = r.micro or rows
+  if rows % r.micro ~= 0 then
+    recipe.fail(info, "micro", "micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
+                r.micro, rows, batch, ranks, rows)
+  end
+end
+
+local function check_data(info, r)
+  if r.data.tokens and r.data.text then
+    recipe.fail(info, "data.tokens", "data has both tokens (files of ids) and text (a file of text); keep one")
+  end
+  if not (r.data.tokens or r.data.text) then r.data.text = recipe.guard(info, "data", function() return pg.demo_text() end) end
+  if r.data.held_out < 0 or r.data.held_out >= 1 then
+    recipe.fail(info, "data.held_out", "data.held_out is %g; it must be at least 0 and below 1", r.data.held_out)
+  end
+  if r.eval and not r.eval.tokens and r.data.held_out == 0 then
+    recipe.fail(info, "eval", "eval has nothing to look at; set data.held_out = 0.1, or eval.tokens to files of their own")
+  end
+  if r.sample and not r.data.text then
+    recipe.fail(info, "sample", "sample: data.tokens are ids whose text nobody knows; leave sample out, or train on data.text")
+  end
+end
+
+--- recipe.resolve(table, overrides, info) -> a checked copy with every default filled in.
+-- info: path and text of the recipe, for messages.
+function recipe.resolve(given, overrides, info)
+  info.given = info.given or {}
+  local r = copy(given)
+  for key in pairs(r) do
+    if not fields.top[key] then unknown(info, tostring(key), key, fields.top) end
+  end
+  for name, entry in pairs(fields.top) do
+    if entry.fields and r[name] ~= nil and type(r[name]) ~= "table" then
+      recipe.fail(info, name, "%s is %s; it must be a table of fields", name, show(r[name]))
+    end
+  end
+  for _, o in ipairs(overrides or {}) do override(info, r, o) end
+  r.optim = r.optim or { "adamw" }
+  check_fields(info, r, fields.top, "")
+  need(info, r.model, "model", "what to train, such as model = require \"models.llama\" { blocks = 4 }")
+  need(info, r.steps, "steps", "how many optimiser steps")
+  need(info, r.data.batch, "data.batch", "sequences in a global step")
+  check_optim(info, r.optim)
+  r.data.seed = r.data.seed or r.seed
+  for _, path in ipairs { "steps", "micro", "data.batch", "data.context", "save.keep", "eval.batches", "log.every" } do
+    at_least(info, r, path, 1)
+  end
+  for _, path in ipairs { "save.every", "eval.every", "sample.every", "sample.tokens", "sample.temperature" } do
+    at_least(info, r, path, 0)
+  end
+  check_possible(info, r)
+  check_data(info, r)
+  check_shares(info, r)
+  return r
+end
+
+--- recipe.run(table, info) -> the exit code.  info (all optional): path, text, args.  Also pg.train.
+function recipe.run(given, info)
+  info = info or {}
+  info.path = info.path or host.script or "recipe"
+  info.given = {}
+  local overrides, options = recipe.arguments(info.args)
+  local settings = recipe.resolve(given, overrides, info)
+  info.run, info.resume = options.run, options.resume
+  return require("pg.train").run(settings, info)
+end
+
+return recipe

@@ -1,0 +1,110 @@
+-- recipe_fields.lua: which fields a recipe has, of what kind, and how a text from the command line becomes
+-- the value of one.  recipe.lua reads recipes by it.
+-- A field is { kind, default, doc } as in describe.lua, with kinds of our own besides: "seed" (64 bits),
+-- "ranks" (an integer or "rest"), "model", "optim"; or { fields = {...}, doc = } for a group of fields.
+local c = require "pg.c"
+local describe = require "pg.describe"
+
+local fields = {}
+
+fields.top = {
+  model     = { "model", nil, "what is trained: a description such as llama{...}, or a function that makes one" },
+  layout    = { doc = "ranks along each axis", fields = {
+    dp       = { "ranks", "rest", "data parallel; \"rest\": what the other axes leave" },
+    pp       = { "integer", 1, "pipeline stages" },
+    tp       = { "integer", 1, "tensor parallel" },
+    zero     = { "integer", 0, "what dp ranks share out: 0 nothing" },
+    schedule = { { "1f1b" }, "1f1b", "order of a pipeline's micro-batches" } } },
+  precision = { "string", "fp32", "of the arithmetic" },
+  data      = { doc = "what it learns from", fields = {
+    tokens   = { "string", nil, "token files (a glob)" },
+    text     = { "string", nil, "a text file, read as bytes; default: pg.demo_text()" },
+    context  = { "integer", nil, "tokens in a sequence; default: the model's context" },
+    batch    = { "integer", nil, "sequences in a global step" },
+    held_out = { "number", 0, "last share of the data, kept for evaluation" },
+    seed     = { "seed", nil, "of the order; default: the recipe's seed" },
+    vocab    = { "integer", nil, "ids are below it; default: the model's vocabulary" },
+    dtype    = { { "u8", "u16", "i32" }, nil, "of token files without a header" },
+    pad      = { "integer", nil, "an id whose targets do not count" } } },
+  micro     = { "integer", nil, "sequences in a micro-batch; default: a rank's share of the batch" },
+  recompute = { { "none", "block" }, "none", "what backward computes again instead of keeping it" },
+  optim     = { "optim", nil, "{ \"adamw\" or \"sgd\", its settings }" },
+  steps     = { "integer", nil, "optimiser steps" },
+  seed      = { "seed", "0", "of initial values, dropout and the order of data" },
+  save      = { doc = "checkpoints", optional = true, fields = {
+    every    = { "integer", 0, "steps between two; 0: none on the way" },
+    keep     = { "integer", 3, "the newest so many stay" },
+    at_end   = { "boolean", true, "one after the last step" },
+    on_error = { { "stop", "go on" }, "stop", "after a save that failed" } } },
+  eval      = { doc = "loss on held-out data", optional = true, fields = {
+    every    = { "integer", 0, "steps between two; 0: only after the last step" },
+    tokens   = { "string", nil, "token files of their own; default: what data.held_out keeps" },
+    batches  = { "integer", nil, "at most so many global batches" } } },
+  sample    = { doc = "text that the model writes", optional = true, fields = {
+    every    = { "integer", 0, "steps between two; 0: only after the last step" },
+    prompt   = { "string", "\n", "what it goes on from" },
+    tokens   = { "integer", 200, "how much" },
+    temperature = { "number", 0.8, "0: always the likeliest" } } },
+  log       = { doc = "lines", fields = {
+    every    = { "integer", nil, "steps between two; default: about 30 lines a run" } } },
+  loss      = { "function", nil, "function(model, batch) -> loss; default: model:loss(batch)" },
+  on_step   = { "function", nil, "function(state), called after every step on every rank" },
+}
+
+--- fields.optimiser(name) -> the schema of its settings, or nil.
+function fields.optimiser(name)
+  return (name == "adamw" or name == "sgd") and require("pg.optim." .. name).schema or nil
+end
+
+local function integer_or(word, value)
+  return value == word or (type(value) == "number" and value == math.floor(value) and value >= 1)
+end
+
+--- fields.fault(value, kind) -> nil, or what the value must be ("an integer").
+function fields.fault(value, kind)
+  if kind == "seed" then return not pcall(c.int64, value, "seed") and "a 64-bit integer" or nil end
+  if kind == "ranks" then return not integer_or("rest", value) and "a number of ranks, or \"rest\"" or nil end
+  if kind == "model" then
+    local fine = describe.is(value) or type(value) == "function" or type(value) == "table" and value.is_module
+    return not fine and "a description such as llama{ blocks = 4 }, or a function that returns one" or nil
+  end
+  if kind == "optim" then return type(value) ~= "table" and "a table such as { \"adamw\", rate = 1e-3 }" or nil end
+  local fine, wants = describe.fits(value, kind)
+  return not fine and wants or nil
+end
+
+--- fields.seed(value) -> its decimal digits: a seed of 64 bits as text, always written in one way.
+function fields.seed(value)
+  return (tostring(c.int64(value, "seed")):gsub("LL$", ""))
+end
+
+local function number(text)
+  local value = tonumber(text)
+  if value and value == value then return value end
+end
+
+local read = {}
+function read.integer(text) return text:match "^[-+]?%d" and number(text) end
+read.number = number
+function read.boolean(text) if text == "true" then return true elseif text == "false" then return false end end
+function read.string(text) return text end
+function read.seed(text) return text end
+function read.ranks(text) return number(text) or text end
+function read.any(text)
+  if text == "true" or text == "false" then return text == "true" end
+  return number(text) or text
+end
+function read.table(text)
+  local list = {}
+  for part in (text .. ","):gmatch "([^,]*)," do list[#list + 1] = read.any(part) end
+  return list
+end
+
+--- fields.parse(text, kind) -> the value that a text of the command line stands for, or nil where it
+-- cannot be one (fields.fault tells what is wanted).  Lists are written 0.9,0.95.
+function fields.parse(text, kind)
+  if type(kind) == "table" then return text end
+  return read[kind] and read[kind](text)
+end
+
+return fields

@@ -1,0 +1,265 @@
+-- tape.lua: what was computed, and the walk back.  Each recorded tensor points at its record, and a
+-- record at its inputs; backward() gathers what a loss reaches, in order of recording, and walks it
+-- from the end.  A record is data (op, inputs, saved tensors, attributes), never a closure:
+--   op = { name, grad_input = f(r, dy, d, add), grad_weight = the same, weights = { [2] = true },
+--          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient }
+-- A rule is told for each input i what is wanted: d[i] == nil nothing; else write there (add[i] = 0)
+-- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
+-- than grad_input (zero-bubble pipelines).  pass gives a gradient that needs no computing (a view of
+-- dy or dy itself), or nil.  Saved tensors are owned by the record until it has been walked.
+local c = require "pg.c"
+local scope = require "pg.scope"
+local Tensor = require "pg.tensor"
+local watch = require "pg.watch"
+local C = c.C
+
+-- What the present micro-batch is, for ops that draw random numbers: step (the step block), sample0 (place
+-- of its first sample in the global batch), training (false: no dropout).  A recomputed block sees the
+-- context that its first run saw.
+local tape = { enabled = true, context = { training = true, sample0 = 0 } }
+local sequence = 0
+
+local Record = {}
+Record.__index = Record
+
+--- r:drop(): forget the record and give its saved tensors back.
+function Record:drop()
+  local saved = self.saved
+  if not saved then return end
+  self.saved = nil
+  for i = 1, self.saved_count do
+    if saved[i] then saved[i]:release() end
+  end
+  if self.extra then self.extra:release() end
+  self.inputs, self.extra, self.dropped = nil, nil, true
+end
+
+local function wanted(t) return t ~= nil and (t.requires_grad or t.record ~= nil) end
+
+--- tape.records(a, b, ...) -> true if a gradient will be asked for one of them.
+function tape.wants(a, b, d, e)
+  return tape.enabled and (wanted(a) or wanted(b) or wanted(d) or wanted(e))
+end
+
+--- tape.record(op, inputs, n, saved, m, out, attributes): remember that out came from inputs by op.
+-- inputs has n places (holes allowed), saved has m.  attributes are copied into the record.
+function tape.record(op, inputs, n, saved, m, out, attributes)
+  sequence = sequence + 1
+  local r = setmetatable({ op = op, inputs = inputs, count = n, saved = saved, saved_count = m,
+                           sequence = sequence, a = attributes, out_shape = out.shape,
+                           out_dtype = out.dtype }, Record)
+  for i = 1, m do if saved[i] then saved[i]:retain() end end
+  out.record = r
+  scope.keep_record(r)
+  return out
+end
+
+--- tape.no_grad(f, ...) -> what f returns, with nothing recorded.
+function tape.no_grad(f, ...)
+  local before = tape.enabled
+  tape.enabled = false
+  local function finish(ok, ...)
+    tape.enabled = before
+    if not ok then error((...), 0) end
+    return ...
+  end
+  return finish(pcall(f, ...))
+end
+
+-- Leaves that a record uses without having them as inputs (a recomputed module).  "unknown" means that
+-- no leaf can be called ready before the end.
+local function count_hidden(r, uses)
+  local hidden = r.a and r.a.hidden_leaves
+  if hidden == "unknown" then uses.unknown = true
+  elseif hidden then for _, t in ipairs(hidden) do uses[t] = (uses[t] or 0) + 1 end end
+end
+
+-- All records that `roots` reach, and how often each leaf is used.
+local function reach(roots)
+  local records, uses, seen, stack = {}, {}, {}, {}
+  for i = 1, #roots do stack[i] = roots[i] end
+  while #stack > 0 do
+    local r = table.remove(stack)
+    if not seen[r] then
+      seen[r] = true
+      if r.dropped then
+        c.fail("backward: %s was walked already, or its scope has ended; run the forward again", r.op.name)
+      end
+      records[#records + 1] = r
+      count_hidden(r, uses)
+      for i = 1, r.count do
+        local t = r.inputs[i]
+        if t then
+          if t.record then stack[#stack + 1] = t.record
+          elseif t.requires_grad then uses[t] = (uses[t] or 0) + 1 end
+        end
+      end
+    end
+  end
+  table.sort(records, function(a, b) return a.sequence > b.sequence end)
+  return records, uses
+end
+
+-- Where the gradient of leaf t goes: its own t.grad, written the first time of a step, then added to.
+local function leaf_target(t)
+  if not t.grad then
+    t.grad = Tensor.empty(t.shape, t.grad_dtype or t.dtype):keep()
+    t.grad_fresh = true
+  end
+  local add = t.grad_fresh and 0 or 1
+  t.grad_fresh = false
+  return t.grad, add
+end
+
+-- Where the gradient of an intermediate tensor goes.  The record is its only owner; one that was passed
+-- on without a copy and is still seen elsewhere is copied before it is added to.
+local function inner_target(t)
+  local r = t.record
+  local g = r.grad
+  if not g then
+    r.grad = Tensor.empty(t.shape, t.dtype):keep()
+    return r.grad, 0
+  end
+  if g.owners > 1 or C.pg_tensor_handles(g.raw) > 1 then
+    r.grad = g:clone():keep()
+    g:release()
+  end
+  return r.grad, 1
+end
+
+-- Hand the gradient dy on to input i without computing; true where the op allows it.
+local function passed(r, i, t, dy)
+  local g = r.op.pass and r.op.pass(r, i, dy)
+  if not g then return false end
+  if t.record and not t.record.grad then
+    t.record.grad = g == dy and g:retain() or g:keep()
+    return true
+  end
+  local target, add
+  if t.record then target, add = inner_target(t) else target, add = leaf_target(t) end
+  c.check(C.pg_axpby(target.raw, g:alive().raw, 1, add))
+  if g ~= dy then g:release() end
+  return true
+end
+
+-- Gather what is wanted of record r into d, add; weights: which half of the inputs.
+local function targets(r, dy, weights, d, add)
+  local any = false
+  for i = 1, r.count do
+    d[i] = nil
+    local t = r.inputs[i]
+    local is_weight = r.op.weights and r.op.weights[i] or false
+    if t and is_weight == weights and wanted(t) and not passed(r, i, t, dy) then
+      if t.record then d[i], add[i] = inner_target(t) else d[i], add[i] = leaf_target(t) end
+      any = true
+    end
+  end
+  return any
+end
+
+local function leaf_used(t, uses, done)
+  uses[t] = uses[t] - 1
+  if uses[t] == 0 and done and not uses.unknown then done(t) end
+end
+
+local function leaves_done(r, uses, done)
+  for i = 1, r.count do
+    local t = r.inputs[i]
+    if t and not t.record and t.requires_grad then leaf_used(t, uses, done) end
+  end
+  local hidden = r.a and r.a.hidden_leaves
+  if type(hidden) == "table" then
+    for _, t in ipairs(hidden) do leaf_used(t, uses, done) end
+  end
+end
+
+-- One record: its input gradients now, its weight gradients now or (later given) put off.
+local function walk(r, uses, done, later)
+  local dy = r.grad
+  r.grad = nil
+  local d, add = {}, {}
+  if dy then
+    if targets(r, dy, false, d, add) or r.op.always then
+      r.op.grad_input(r, dy, d, add)
+      watch.gradients(r, d)
+    end
+    if r.op.weights then
+      if later then
+        later[#later + 1] = { record = r, dy = dy }
+        return
+      end
+      if targets(r, dy, true, d, add) then
+        r.op.grad_weight(r, dy, d, add)
+        watch.gradients(r, d)
+      end
+    end
+    dy:release()
+  end
+  leaves_done(r, uses, done)
+  r:drop()
+end
+
+-- An error of a rule, told as the gradient of its op.
+local function in_gradient(r, message)
+  local at = c.position()
+  if type(message) ~= "string" or message:sub(1, #at) ~= at then return message end
+  return ("%sgradient of %s: %s"):format(at, r.op.name, message:sub(#at + 1))
+end
+
+--- tape.backward(outputs, gradients, options): add d(sum of outputs . gradients) to the leaves.
+-- options.done(leaf): called when a leaf has its whole gradient; options.later: a list that takes the
+-- weight gradients put off (tape.finish runs them).
+function tape.backward(outputs, gradients, options)
+  options = options or {}
+  local roots = {}
+  for i, t in ipairs(outputs) do
+    local r = t.record
+    if not r then
+      c.fail("backward: output %d %s was not computed from anything that requires a gradient", i, t:describe())
+    end
+    if r.grad then
+      c.check(C.pg_axpby(r.grad.raw, gradients[i]:alive().raw, 1, 1))
+    else
+      r.grad = gradients[i]:retain()
+    end
+    roots[i] = r
+  end
+  local before = tape.enabled
+  tape.enabled = false
+  local records, uses = reach(roots)
+  local now -- the record being walked
+  local ok, message = pcall(scope.light, function()
+    for i = 1, #records do
+      now = records[i]
+      walk(now, uses, options.done, options.later)
+    end
+  end)
+  tape.enabled = before
+  if not ok then error(in_gradient(now, message), 0) end
+  if options.later then options.later.uses = uses end
+end
+
+--- tape.finish(later, done): the weight gradients that backward put off.
+function tape.finish(later, done)
+  for i = 1, #later do
+    local r, dy = later[i].record, later[i].dy
+    local d, add = {}, {}
+    if targets(r, dy, true, d, add) then r.op.grad_weight(r, dy, d, add) end
+    dy:release()
+    leaves_done(r, later.uses, done)
+    r:drop()
+    later[i] = nil
+  end
+end
+
+--- t:backward(seed, options): t has one element; seed (1) is its gradient.
+function Tensor:backward(seed, options)
+  if self.count ~= 1 then
+    c.fail("backward: %s has %d elements; sum or mean it first", self:describe(), self.count)
+  end
+  scope.light(function()
+    tape.backward({ self }, { Tensor.full(self.shape, seed or 1, self.dtype) }, options)
+  end)
+end
+
+return tape

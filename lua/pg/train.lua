@@ -1,0 +1,324 @@
+-- train.lua: the training loop of a recipe.  setup() builds what a step needs, Trainer:step() makes one, and
+-- Trainer:run() decides what follows a step: evaluation, samples, lines, checkpoints, an early end.
+-- One small collective a step carries the loss, the wish to stop (a signal may reach ranks between
+-- different steps) and whether a rank's loss is not finite; so all ranks decide alike.
+local c = require "pg.c"
+local agree = require "pg.agree"
+local checkpoint = require "pg.checkpoint"
+local data = require "pg.data"
+local describe = require "pg.describe"
+local host = require "pg.host"
+local loader = require "pg.data.loader"
+local log = require "pg.log"
+local mesh = require "pg.mesh"
+local recipe = require "pg.recipe"
+local reducer = require "pg.parallel.reducer"
+local run = require "pg.run"
+local scope = require "pg.scope"
+local step_block = require "pg.step"
+local tape = require "pg.tape"
+local watch = require "pg.watch"
+local C, ffi = c.C, c.ffi
+
+local train = {}
+local Trainer = {}
+Trainer.__index = Trainer
+local LINES = 30 -- of a run, where the recipe does not say
+
+-- ---- setting up ----
+
+local function build_model(r)
+  local what = r.model
+  if type(what) == "function" then what = what() end
+  if type(what) ~= "table" or not (describe.is(what) or what.is_module) then
+    c.fail("the function model returned %s; it must be a description or a module", tostring(what))
+  end
+  local model = pg.build(what, { seed = r.seed })
+  if r.recompute == "block" then
+    if not (model.layers and model.layers.items) then
+      c.fail 'recompute = "block" needs a model whose layers are an nn.Sequential of blocks; use recompute = "none"'
+    end
+    model.layers.recompute = true
+  end
+  return model
+end
+
+local function data_options(r, model)
+  return { tokens = r.data.tokens, text = r.data.text, dtype = r.data.dtype, held_out = r.data.held_out,
+           context = r.data.context or model.context, vocab = r.data.vocab or model.vocab }
+end
+
+-- The stream that is evaluated, or nil.
+local function held_out(r, set, model)
+  if not (r.eval and r.eval.tokens) then return set.held_out end
+  local o = data_options(r, model)
+  o.tokens, o.text, o.held_out = r.eval.tokens, nil, 0
+  return data.open(o).train
+end
+
+local function setup(r, info)
+  local t = setmetatable({ recipe = r, info = info }, Trainer)
+  t.model = recipe.guard(info, "model", build_model, r)
+  t.set = recipe.guard(info, "data", data.open, data_options(r, t.model))
+  t.held_out = recipe.guard(info, "eval.tokens", held_out, r, t.set, t.model)
+  local settings = {}
+  for k, v in pairs(r.optim) do if k ~= 1 then settings[k] = v end end
+  t.about = { steps = r.steps, seed = r.seed, batch = r.data.batch, tokens = 0 }
+  t.optim = recipe.guard(info, "optim", pg.optim[r.optim[1]], t.model:parameters(), settings, t.about)
+  t.settings = run.settings(r)
+  t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
+  mesh.build { dp = r.layout.dp, pp = 1, tp = 1 }
+  t.loader = recipe.guard(info, "data", function()
+    return t.set:loader { batch = r.data.batch, micro = r.micro, seed = r.data.seed, axis = mesh.dp, pad = r.data.pad }
+  end)
+  return t
+end
+
+-- Where the run is kept, and what it goes on from; the ranks hear it from rank 0.
+function Trainer:open_run()
+  local info, state = self.info, self.state
+  local resumed
+  local told = agree.text(function()
+    local from, m
+    if info.resume then
+      from, m = checkpoint.newest(run.find(info), function(text) log.text("%s", text) end)
+    end
+    local folder = info.run and not (m and run.folder(info.run) == from:match "^(.*)/checkpoints/")
+      and run.place(info) or from and from:match "^(.*)/checkpoints/" or run.place(info)
+    if m then checkpoint.fits(m, self.settings, self.set.train) end
+    run.begin(folder, info, self.settings, m)
+    return folder .. "\n" .. (from or "")
+  end)
+  state.run, resumed = told:match "^([^\n]*)\n(.*)$"
+  if resumed ~= "" then self:resume(resumed) end
+  if host.rank == 0 then self.files = log.open(state.run) end
+end
+
+function Trainer:resume(folder)
+  local state = self.state
+  local m = checkpoint.read(folder)
+  agree.guard(checkpoint.load, folder, m, self.optim)
+  state.step, state.tokens, state.position, state.epoch = m.step, m.tokens, m.position, m.epoch
+  self.loader:seek(m.position)
+  log.text("resumed from %s: step %d, %s tokens behind it", folder, m.step, log.count(m.tokens))
+end
+
+function Trainer:header()
+  local r, count = self.recipe, 0
+  for _, p in ipairs(self.model:parameters()) do count = count + p.count end
+  local context, batch, ranks = self.set.train.context, r.data.batch, mesh.size()
+  local each = self.loader.accumulation
+  log.text("%s: %s, %d rank%s, %s parameters in %s", self.info.path, ffi.string(C.pg_device()), ranks,
+           ranks == 1 and "" or "s", log.count(count), r.precision)
+  log.text("%s tokens a step: %d sequences x %d, a rank takes %d micro-batch%s of %d", log.count(batch * context),
+           batch, context, each, each == 1 and "" or "es", r.micro)
+  log.text("run: %s", self.state.run)
+end
+
+-- ---- a step ----
+
+function Trainer:loss(batch)
+  if self.recipe.loss then return self.recipe.loss(self.model, batch) end
+  return self.model:loss(batch)
+end
+
+-- One micro-batch forward and backward -> its loss: this rank's share of the global mean.
+function Trainer:micro(i, done)
+  C.pg_mem_tag "batch"
+  local batch = self.loader:micro(i)
+  C.pg_mem_tag "activations"
+  local loss = self:loss(batch)
+  loss:backward(nil, { done = done })
+  return loss
+end
+
+-- The gradients of a global batch, summed over dp -> this rank's share of the loss.
+function Trainer:gradients(batch)
+  local sending = reducer.new(self.optim.segments)
+  local losses, sum = {}, 0
+  for i = 1, batch.micro do
+    losses[i] = scope.run(self.micro, self, i, i == batch.micro and sending:hook() or nil)
+  end
+  sending:finish()
+  for i = 1, batch.micro do sum = sum + losses[i]:item() end
+  return sum
+end
+
+local function finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
+
+-- The first of this rank's tensors that is not finite, for the message.
+function Trainer:first_bad()
+  for _, p in ipairs(self.model:named()) do
+    local v = p.parameter:view(p.piece.shape, p.piece.first)
+    local bad = watch.nonfinite(v)
+    v:free()
+    if bad > 0 then return "the parameter " .. p.name end
+  end
+  return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
+end
+
+-- End, on all ranks, where the loss is not finite: the first rank that has such a loss is named.
+function Trainer:stop_nonfinite(loss)
+  local mine = not finite(loss) and ("step %d, rank %d: the loss is %s; first bad tensor: %s; nothing was updated")
+    :format(self.state.step, mesh.rank(), tostring(loss), self:first_bad()) or nil
+  agree.fail(agree.first(mine) or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step))
+end
+
+-- A global batch with a target that counts; those without are passed over, and do not count as steps.
+function Trainer:next_batch()
+  local most = math.ceil(self.set.train.samples / self.recipe.data.batch) + 1
+  for _ = 1, most do
+    local batch = self.loader:next_step()
+    self.state.position, self.state.epoch = batch.position, batch.epoch
+    if batch.valid > 0 then return batch end
+    log.text("step %d: the batch before sample %d has no target that counts: loss 0, passed over", self.state.step,
+             batch.position)
+  end
+  agree.fail(("step %d: a whole epoch without a target that counts; look at data.pad"):format(self.state.step))
+end
+
+-- One optimiser step -> its record for the log.  Sets self.stopping where a rank has been asked to stop.
+function Trainer:step()
+  local state, before = self.state, C.pg_time()
+  state.step = state.step + 1
+  C.pg_status_step(state.step)
+  C.pg_mem_reset_peak()
+  local batch = self:next_batch()
+  local share = self:gradients(batch)
+  local told = mesh.dp:sum_numbers { share, host.stop_requested() and 1 or 0, finite(share) and 0 or 1 }
+  if told[3] > 0 or not finite(told[1]) then self:stop_nonfinite(share) end
+  self.stopping = told[2] > 0
+  state.loss, state.tokens = told[1], state.tokens + batch.valid
+  self.about.tokens = state.tokens
+  local norm, rate = agree.guard(self.optim.step, self.optim, { reduced = true, state = state })
+  local seconds = C.pg_time() - before
+  return { step = state.step, loss = state.loss, rate = rate, grad_norm = norm, tokens = state.tokens,
+           tokens_per_s = batch.valid / seconds, seconds = seconds, memory_peak = pg.memory().peak }
+end
+
+-- ---- between steps ----
+
+-- This rank's sum of losses and count of targets over its share of the held-out samples.
+function Trainer:evaluate_share()
+  local r, sum, count = self.recipe, 0, 0
+  local batches = r.eval and r.eval.batches
+  local o = { pad = r.data.pad, samples = batches and batches * r.data.batch }
+  for batch in loader.each(self.held_out, r.micro, mesh.dp, o) do
+    scope.run(function()
+      local loss, valid = self:loss(batch)
+      local n = valid and valid:item() or batch.targets.count
+      sum, count = sum + loss:item() * n, count + n
+    end)
+  end
+  return sum, count
+end
+
+--- The mean loss over the held-out data; nil where it has no target that counts.
+function Trainer:evaluate()
+  local before = tape.context
+  tape.context = { training = false, sample0 = 0, step = step_block.block() }
+  local sum, count = tape.no_grad(self.evaluate_share, self)
+  tape.context = before
+  local told = mesh.dp:sum_numbers { sum, count }
+  return told[2] > 0 and told[1] / told[2] or nil
+end
+
+function Trainer:sample()
+  if host.rank ~= 0 then return end
+  local s = self.recipe.sample
+  local text = pg.generate(self.model, s.prompt, { tokens = s.tokens, temperature = s.temperature, seed = self.recipe.seed })
+  log.text("---- sample, step %d ----\n%s\n----", self.state.step, text)
+  self.files:text("sample", self.state.step, text)
+end
+
+function Trainer:manifest()
+  local state, r, stream = self.state, self.recipe, self.set.train
+  return { step = state.step, position = state.position, tokens = state.tokens, epoch = state.epoch, seed = r.seed,
+           random = { step = self.optim.steps }, settings = self.settings, recipe = self.info.path,
+           data = { seed = r.data.seed, context = stream.context, samples = stream.samples },
+           layout = { dp = mesh.dp.size, pp = 1, tp = 1, zero = 0 }, precision = r.precision,
+           optimizer = { name = r.optim[1], steps = self.optim.steps }, libraries = ffi.string(C.pg_version_info()) }
+end
+
+-- Rank 0 writes, all hear how it went.
+function Trainer:save()
+  local save, state = self.recipe.save, self.state
+  local wrong, folder
+  if host.rank == 0 then
+    local ok, result = pcall(checkpoint.save, state.run, self.optim, self:manifest(), save.keep)
+    if ok then folder = result else wrong = result end
+  end
+  wrong = agree.first(wrong)
+  if not wrong then
+    self.saved = state.step
+    log.text("saved %s", folder)
+  elseif save.on_error == "stop" then
+    agree.fail(wrong .. "; the checkpoints before it stand; save.on_error = \"go on\" would go on")
+  else
+    log.text("%s; going on, the checkpoints before it stand", wrong)
+  end
+end
+
+local function due(group, step, last)
+  if not group then return false end
+  return last or (group.every > 0 and step % group.every == 0)
+end
+
+-- A line every so often, else the live line.
+function Trainer:tell(record, last)
+  local state = self.state
+  self.seconds = (self.seconds or 0) + record.seconds
+  self.counted = (self.counted or 0) + record.tokens_per_s * record.seconds
+  self.pace = self.pace and 0.9 * self.pace + 0.1 * record.seconds or record.seconds
+  local speed = self.counted / self.seconds
+  local text = ("step %d/%d  loss %.4f  rate %.3g  norm %.3g  %s tokens/s  %s  %s left"):format(
+    state.step, state.steps, record.loss, record.rate, record.grad_norm, log.count(speed), log.bytes(record.memory_peak),
+    log.duration(self.pace * (state.steps - state.step)))
+  if record.val_loss then text = text .. ("  val_loss %.4f"):format(record.val_loss) end
+  local every = self.recipe.log.every or math.max(1, math.floor(state.steps / LINES))
+  if state.step % every == 0 or state.step == self.first or last or record.val_loss then
+    log.text("%s", text)
+    self.seconds, self.counted = 0, 0
+  else
+    log.live(text)
+  end
+end
+
+-- What follows a step.
+function Trainer:after(record)
+  local r, state = self.recipe, self.state
+  local last = state.step >= state.steps
+  if self.held_out and not self.stopping and due(r.eval or { every = 0 }, state.step, last) then
+    record.val_loss = self:evaluate()
+  end
+  self:tell(record, last or self.stopping)
+  if self.files then self.files:write(record) end
+  if r.on_step then r.on_step(state) end
+  if not self.stopping and due(r.sample, state.step, last) then self:sample() end
+  if r.save and (due(r.save, state.step, last and r.save.at_end) or self.stopping) then self:save() end
+end
+
+function Trainer:run()
+  local state, start, tokens = self.state, C.pg_time(), self.state.tokens
+  self.first = state.step + 1
+  while state.step < state.steps and not self.stopping do
+    self:after(scope.run(self.step, self))
+  end
+  log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step, state.steps,
+           log.count(state.tokens - tokens), log.duration(C.pg_time() - start))
+end
+
+--- train.run(settings, info) -> the exit code.  settings: what recipe.resolve returned; info: path, text,
+-- args, run and resume (see run.lua).
+function train.run(settings, info)
+  host.claim_stop(true)
+  local t = setup(settings, info)
+  t:open_run()
+  t:header()
+  t:run()
+  if t.files then t.files:close() end
+  host.claim_stop(false)
+  return t.stopping and 128 + 15 or 0 -- SIGTERM: not all of the work was done
+end
+
+return train

@@ -1,0 +1,49 @@
+-- watch.lua: looking over the shoulder of every op.
+--   PG_TRACE=1  prints each op with its output's shape and the time since the op before
+--   PG_NAN=1    stops at the first number that is not finite and names the op that made it
+local c = require "pg.c"
+local C, ffi = c.C, c.ffi
+
+local watch = { trace = os.getenv "PG_TRACE" == "1", nan = os.getenv "PG_NAN" == "1" }
+local count = ffi.new "int64_t[1]"
+local last = C.pg_time()
+
+local floating = { f32 = true, f64 = true, bf16 = true, f16 = true }
+
+--- watch.nonfinite(t) -> how many numbers of t are NaN or infinite.
+function watch.nonfinite(t)
+  if not floating[t.dtype] then return 0 end
+  c.check(C.pg_count_nonfinite(count, t:alive().raw))
+  return tonumber(count[0])
+end
+
+local function inspect(name, y)
+  if watch.trace then
+    local now = C.pg_time()
+    io.stderr:write(("pg: %-22s %-24s %9.1f us\n"):format(name, y:describe(), (now - last) * 1e6))
+    last = C.pg_time()
+  end
+  if watch.nan and floating[y.dtype] then
+    local n = watch.nonfinite(y)
+    if n > 0 then
+      c.fail("%s: %d of %d numbers of its result %s are not finite", name, n, y.count, y:describe())
+    end
+  end
+end
+
+--- watch.done(name, rc, y) -> y.  Ends every op: raises where rc says so, inspects where asked.
+function watch.done(name, rc, y)
+  if rc < 0 then c.check(rc) end
+  if watch.trace or watch.nan then inspect(name, y) end
+  return y
+end
+
+--- watch.gradients(r, d): the same for the gradients that record r has just written.
+function watch.gradients(r, d)
+  if not (watch.trace or watch.nan) then return end
+  for i = 1, r.count do
+    if d[i] then inspect(("gradient %d of %s"):format(i, r.op.name), d[i]) end
+  end
+end
+
+return watch

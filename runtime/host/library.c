@@ -1,0 +1,155 @@
+/* library.c: require "pg.host": what Lua may ask of the host, and the text of pg.h as "pg.header".
+ *
+ * Functions here use the Lua C API, not the FFI: they are called a few times a step at most. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <lauxlib.h>
+
+#include "../backend/page.h"
+#include "host.h"
+
+static const host_options *options;
+static char script[PATH_MAX];
+
+void host_library_options(const host_options *o) { options = o; }
+const char *host_script_path(void) { return *script ? script : NULL; }
+void host_library_script(const char *path) { snprintf(script, sizeof script, "%s", path); }
+
+/* stop_requested() -> boolean.  The training loop asks this between steps. */
+static int stop_requested(lua_State *L) {
+    lua_pushboolean(L, host_stop_requested() != 0);
+    return 1;
+}
+
+/* claim_stop(boolean): from now on SIGTERM only answers stop_requested(), for 30 s. */
+static int claim_stop(lua_State *L) {
+    luaL_checkany(L, 1);
+    host_claim_stop(lua_toboolean(L, 1));
+    return 0;
+}
+
+/* interrupted() -> boolean.  An "interrupted" error is under way. */
+static int interrupted(lua_State *L) {
+    lua_pushboolean(L, pg_interrupted());
+    return 1;
+}
+
+/* signal_heard(seconds): a save after "interrupted" calls this first; C works again for so long. */
+static int signal_heard(lua_State *L) {
+    double seconds = luaL_checknumber(L, 1);
+    luaL_argcheck(L, seconds >= 0 && seconds <= 86400, 1, "0 to 86400 seconds");
+    host_signal_heard((unsigned)seconds);
+    return 0;
+}
+
+/* first_failed(seconds) -> boolean: wait until this host's first rank has told why it ends, or has
+ * ended, or this rank is asked to end; false when none of it came in time. */
+static int first_failed(lua_State *L) {
+    double end = pg_time() + luaL_checknumber(L, 1);
+    int fd, seen = 0;
+    pg_page_mine(); /* joins the block */
+    void *map = pg_page_map(&fd);
+    const pg_page *first = map ? pg_page_of(map, 0) : NULL;
+    while (!seen && pg_time() < end) {
+        seen = pg_interrupted() || (first && (first->failure[0] || pg_page_dead(first)));
+        if (!seen) nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+    if (first && first->failure[0]) pg_status_fail(first->failure); /* later, so rank 0 is named */
+    lua_pushboolean(L, seen);
+    return 1;
+}
+
+/* source(name) -> text, path | nil.  name as in messages: "models/tiny.lua", "lua/pg/help/x.md".
+ * path is "" for a copy inside the program. */
+static int source(lua_State *L) {
+    const char *name = luaL_checkstring(L, 1);
+    host_source s;
+    if (!host_find_file(name, &s) && !host_find_script(name, &s)) return 0;
+    lua_pushlstring(L, s.text, s.bytes);
+    lua_pushstring(L, s.path);
+    host_source_free(&s);
+    return 2;
+}
+
+static void add_name(const char *path, void *context) {
+    lua_State *L = context;
+    lua_pushstring(L, path);
+    lua_rawseti(L, -2, (int)lua_objlen(L, -2) + 1);
+}
+
+/* list(prefix) -> { "lua/pg/help/x.md", ... }: files inside the program. */
+static int list(lua_State *L) {
+    const char *prefix = luaL_checkstring(L, 1);
+    lua_newtable(L);
+    host_each_embedded(prefix, add_name, L);
+    return 1;
+}
+
+pg_ranks host_ranks(void) {
+    pg_ranks who;
+    if (pg_ranks_read(&who) < 0) who = (pg_ranks){.size = 1, .local_size = 1, .source = ""};
+    return who;
+}
+
+static void set_facts(lua_State *L) {
+    pg_ranks who = host_ranks();
+    lua_createtable(L, options->nargs, 0);
+    for (int i = 0; i < options->nargs; i++)
+        lua_pushstring(L, options->args[i]), lua_rawseti(L, -2, i + 1);
+    lua_setfield(L, -2, "args");
+    if (options->script) lua_pushstring(L, options->script), lua_setfield(L, -2, "script");
+    lua_pushstring(L, options->device ? options->device : "auto"), lua_setfield(L, -2, "device");
+    lua_pushnumber(L, (lua_Number)options->memory), lua_setfield(L, -2, "memory");
+    lua_pushboolean(L, options->interactive || (!options->script && !options->codes));
+    lua_setfield(L, -2, "interactive");
+    lua_pushinteger(L, who.rank), lua_setfield(L, -2, "rank");
+    lua_pushinteger(L, who.size), lua_setfield(L, -2, "ranks");
+    if (*host_tree()) lua_pushstring(L, host_tree()), lua_setfield(L, -2, "tree");
+    lua_pushliteral(L, HOST_VERSION), lua_setfield(L, -2, "version");
+    lua_getfield(L, LUA_REGISTRYINDEX, "pg.sources"), lua_setfield(L, -2, "sources");
+}
+
+static int open_host(lua_State *L) {
+    static const luaL_Reg functions[] = {
+        {"stop_requested", stop_requested}, {"claim_stop", claim_stop},
+        {"interrupted", interrupted},       {"signal_heard", signal_heard},
+        {"source", source},                 {"list", list},
+        {"first_failed", first_failed},
+        {NULL, NULL}};
+    lua_newtable(L);
+    for (const luaL_Reg *f = functions; f->name; f++)
+        lua_pushcfunction(L, f->func), lua_setfield(L, -2, f->name);
+    set_facts(L);
+    return 1;
+}
+
+/* pg.h without its '#' lines: what ffi.cdef takes. */
+static int open_header(lua_State *L) {
+    host_source s;
+    if (!host_find_file("runtime/pg.h", &s)) return luaL_error(L, "pg.h is not in this program");
+    luaL_Buffer text;
+    luaL_buffinit(L, &text);
+    const char *end = s.text + s.bytes;
+    for (const char *line = s.text; line < end;) {
+        const char *newline = memchr(line, '\n', (size_t)(end - line));
+        const char *next = newline ? newline + 1 : end;
+        if (*line != '#') luaL_addlstring(&text, line, (size_t)(next - line));
+        else luaL_addchar(&text, '\n'); /* so that a cdef error tells the line in pg.h */
+        line = next;
+    }
+    host_source_free(&s);
+    luaL_pushresult(&text);
+    return 1;
+}
+
+int host_open_library(lua_State *L) {
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "preload");
+    lua_pushcfunction(L, open_host), lua_setfield(L, -2, "pg.host");
+    lua_pushcfunction(L, open_header), lua_setfield(L, -2, "pg.header");
+    lua_pop(L, 2);
+    return 0;
+}

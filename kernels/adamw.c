@@ -6,9 +6,14 @@
 #include "cpu.h"
 
 /* The numbers of one run, in double; the loops round them to their own type. */
-typedef struct { double clip, keep, beta1, beta2, eps, root_bias2, rate; } adamw_run;
+typedef struct {
+    double clip, keep, beta1, beta2, eps, root_bias2, rate;
+} adamw_run;
 /* momentum: m = old m + new g, and the step is now * g + ahead * m */
-typedef struct { double clip, decay, rate, old, new, now, ahead; int first; } sgd_run;
+typedef struct {
+    double clip, decay, rate, old, new, now, ahead;
+    int first;
+} sgd_run;
 
 #define TYPED_BODY "adamw_typed.h"
 #include "typed_twice.h"
@@ -36,7 +41,7 @@ int cpu_adamw(void *value, const void *grad, void *m, void *v, int64_t n, const 
         for (int64_t i = piece, last; i < end && r < runs; i = last, r++) {
             last = pg_min64(end, ends[r]);
             double rate = step[PG_STEP_RATE] * factors[2 * r + 1];
-            adamw_run a = {step[PG_STEP_CLIP], 1 - rate * factors[2 * r], beta1, beta2, eps,
+            adamw_run a = {step[PG_STEP_CLIP],        1 - rate * factors[2 * r], beta1, beta2, eps,
                            sqrt(step[PG_STEP_BIAS2]), rate / step[PG_STEP_BIAS1]};
             if (dtype == PG_F32)
                 adamw_f32((float *)value + i, (const float *)grad + i, (float *)m + i,
@@ -61,14 +66,18 @@ int cpu_sgd(void *value, const void *grad, void *m, int64_t n, const int64_t *en
         int64_t end = pg_min64(n, piece + CPU_GRAIN), r = run_of(ends, runs, piece);
         for (int64_t i = piece, last; i < end && r < runs; i = last, r++) {
             last = pg_min64(end, ends[r]);
-            sgd_run a = {step[PG_STEP_CLIP], factors[2 * r],
-                         step[PG_STEP_RATE] * factors[2 * r + 1], momentum, 1 - dampening,
-                         nesterov ? 1 : 0, nesterov ? momentum : 1, first};
+            sgd_run a = {step[PG_STEP_CLIP],
+                         factors[2 * r],
+                         step[PG_STEP_RATE] * factors[2 * r + 1],
+                         momentum,
+                         1 - dampening,
+                         nesterov ? 1 : 0,
+                         nesterov ? momentum : 1,
+                         first};
             void *mi = m ? (char *)m + i * size : NULL;
             if (dtype == PG_F32)
                 sgd_f32((float *)value + i, (const float *)grad + i, mi, last - i, &a);
-            else
-                sgd_f64((double *)value + i, (const double *)grad + i, mi, last - i, &a);
+            else sgd_f64((double *)value + i, (const double *)grad + i, mi, last - i, &a);
         }
     }
     return PG_OK;

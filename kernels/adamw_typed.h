@@ -28,7 +28,7 @@ PG_CLONES static void N(sgd)(REAL *value, const REAL *grad, REAL *m, int64_t n, 
     }
     for (int64_t i = 0; i < n; i++) {
         REAL g = grad[i] * clip + decay * value[i];
-        REAL mi = r->first ? g : old * m[i] + new * g;
+        REAL mi = r->first ? g : old * m[i] + new *g;
         m[i] = mi;
         value[i] -= rate * (now * g + ahead * mi);
     }

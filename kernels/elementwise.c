@@ -5,8 +5,8 @@
 
 /* Runs one of the two calls for each piece of CPU_GRAIN elements: `count` of them from `i` on. */
 #define PIECES(n, call32, call64)                                                                  \
-    _Pragma("omp parallel for schedule(static) if (n >= CPU_MANY)")                                \
-    for (int64_t i = 0; i < n; i += CPU_GRAIN) {                                                   \
+    _Pragma("omp parallel for schedule(static) if (n >= CPU_MANY)") for (int64_t i = 0; i < n;     \
+                                                                         i += CPU_GRAIN) {         \
         int64_t count = pg_min64(CPU_GRAIN, n - i);                                                \
         if (dtype == PG_F32) call32;                                                               \
         else call64;                                                                               \

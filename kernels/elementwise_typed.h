@@ -30,9 +30,7 @@ PG_INLINE REAL N(slope)(REAL x, int kind) {
     REAL s, inner, phi;
     switch (kind) {
     case PG_RELU: return x > 0 ? 1 : 0;
-    case PG_SILU:
-        s = M(vsigmoid)(x);
-        return s + x * s * (1 - s);
+    case PG_SILU: s = M(vsigmoid)(x); return s + x * s * (1 - s);
     case PG_GELU:
         phi = (REAL)0.5 + (REAL)0.5 * M(verf)(x * root_half);
         return phi + x * density * M(vexp)((REAL)-0.5 * x * x);
@@ -40,12 +38,8 @@ PG_INLINE REAL N(slope)(REAL x, int kind) {
         s = M(vtanh)(root_2_pi * (x + a * x * x * x));
         inner = root_2_pi * (1 + 3 * a * x * x);
         return (REAL)0.5 * (1 + s) + (REAL)0.5 * x * (1 - s * s) * inner;
-    case PG_TANH:
-        s = M(vtanh)(x);
-        return 1 - s * s;
-    case PG_SIGMOID:
-        s = M(vsigmoid)(x);
-        return s * (1 - s);
+    case PG_TANH: s = M(vtanh)(x); return 1 - s * s;
+    case PG_SIGMOID: s = M(vsigmoid)(x); return s * (1 - s);
     case PG_EXP: return M(vexp)(x);
     case PG_LOG: return 1 / x;
     case PG_SQRT: return (REAL)0.5 / M(sqrt)(x);
@@ -56,8 +50,9 @@ PG_INLINE REAL N(slope)(REAL x, int kind) {
 }
 
 #define ALL_UNARY(DO)                                                                              \
-    DO(PG_RELU) DO(PG_SILU) DO(PG_GELU) DO(PG_GELU_TANH) DO(PG_TANH) DO(PG_SIGMOID)                \
-    DO(PG_EXP) DO(PG_LOG) DO(PG_SQRT) DO(PG_SQUARE) DO(PG_NEG) DO(PG_ABS)
+    DO(PG_RELU)                                                                                    \
+    DO(PG_SILU) DO(PG_GELU) DO(PG_GELU_TANH) DO(PG_TANH) DO(PG_SIGMOID) DO(PG_EXP) DO(PG_LOG)      \
+        DO(PG_SQRT) DO(PG_SQUARE) DO(PG_NEG) DO(PG_ABS)
 
 PG_CLONES static void N(unary)(REAL *y, const REAL *x, int64_t n, int kind) {
 #define ONE(K)                                                                                     \

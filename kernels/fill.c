@@ -108,7 +108,10 @@ static void cast_piece(void *y, const void *x, int64_t n, int dtype_y, int dtype
     if (dtype_y == PG_F32 && dtype_x == PG_BF16) return f32_from_bf16(y, x, n);
     if (dtype_y == PG_F64 && dtype_x == PG_F32) return f64_from_f32(y, x, n);
     if (dtype_y == PG_F32 && dtype_x == PG_F64) return f32_from_f64(y, x, n);
-    union { double real[BUFFER]; int64_t integer[BUFFER]; } buffer;
+    union {
+        double real[BUFFER];
+        int64_t integer[BUFFER];
+    } buffer;
     if (pg_is_integer(dtype_y) && pg_is_integer(dtype_x)) {
         load_integer(buffer.integer, x, n, dtype_x);
         store_integer(y, buffer.integer, n, dtype_y);

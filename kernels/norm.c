@@ -7,7 +7,7 @@
 
 #define PARTS 32
 #define ROWS  8  /* rows whose dy and x are still in the L2 cache for the second pass */
-#define TILE  16 /* columns summed in registers */
+#define TILE  16 /* columns of the last sum, over parts, that a thread takes at a time */
 
 typedef struct {
     void *dx;

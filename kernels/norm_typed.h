@@ -60,7 +60,7 @@ PG_CLONES static void N(row_sums)(double *one, double *two, const REAL *dy, cons
 /* dx (+)= rstd * (g - one - xhat * two); one and two are means over the row */
 PG_CLONES static void N(row_grad)(REAL *dx, const REAL *dy, const REAL *x, const REAL *w, REAL mean,
                                   REAL rstd, REAL one, REAL two, int64_t d, int add) {
-#define GRADIENT(g) rstd * ((g) - one - (x[j] - mean) * rstd * two)
+#define GRADIENT(g) rstd *((g)-one - (x[j] - mean) * rstd * two)
     if (w && add)
         for (int64_t j = 0; j < d; j++) dx[j] += GRADIENT(dy[j] * w[j]);
     else if (w)
@@ -72,33 +72,31 @@ PG_CLONES static void N(row_grad)(REAL *dx, const REAL *dy, const REAL *x, const
 #undef GRADIENT
 }
 
-/* Adds rows of dy * xhat to dw, and of dy to db (each may be NULL); mean NULL: xhat = x * rstd.
- * Columns run innermost in tiles that stay in registers while ROWS rows pass. */
-PG_CLONES static void N(column_sums)(double *dw, double *db, const REAL *dy, const REAL *x,
+/* dw += rows of dy * xhat; mean NULL: xhat = x * rstd.  Four rows at a time, so that dw, which is in
+ * double and leaves registers, is touched once for all of them. */
+PG_CLONES static void N(weight_sums)(double *restrict dw, const REAL *dy, const REAL *x,
                                      const REAL *mean, const REAL *rstd, int64_t rows, int64_t d) {
-    for (int64_t r = 0; r < rows; r += ROWS) {
-        int64_t n = pg_min64(ROWS, rows - r);
-        for (int64_t j0 = 0; j0 < d; j0 += TILE) {
-            double w[TILE] = {0}, b[TILE] = {0};
-            int64_t width = pg_min64(TILE, d - j0);
-            for (int64_t i = r; i < r + n; i++) {
-                const REAL *g = dy + i * d + j0, *xi = x + i * d + j0;
-                const REAL m = mean ? mean[i] : 0, s = rstd[i];
-                if (width == TILE)
-                    for (int64_t j = 0; j < TILE; j++) {
-                        w[j] += (double)g[j] * (double)((xi[j] - m) * s);
-                        b[j] += (double)g[j];
-                    }
-                else
-                    for (int64_t j = 0; j < width; j++) {
-                        w[j] += (double)g[j] * (double)((xi[j] - m) * s);
-                        b[j] += (double)g[j];
-                    }
-            }
-            for (int64_t j = 0; dw && j < width; j++) dw[j0 + j] += w[j];
-            for (int64_t j = 0; db && j < width; j++) db[j0 + j] += b[j];
-        }
+#define TERM(k) (double)dy[(k)*d + j] * (double)((x[(k)*d + j] - m##k) * s##k)
+    for (; rows >= 4; rows -= 4, dy += 4 * d, x += 4 * d, rstd += 4, mean += mean ? 4 : 0) {
+        const REAL m0 = mean ? mean[0] : 0, m1 = mean ? mean[1] : 0, s0 = rstd[0], s1 = rstd[1];
+        const REAL m2 = mean ? mean[2] : 0, m3 = mean ? mean[3] : 0, s2 = rstd[2], s3 = rstd[3];
+        for (int64_t j = 0; j < d; j++) dw[j] += (TERM(0) + TERM(1)) + (TERM(2) + TERM(3));
     }
+    for (; rows > 0; rows--, dy += d, x += d, rstd++, mean += mean ? 1 : 0) {
+        const REAL m0 = mean ? mean[0] : 0, s0 = rstd[0];
+        for (int64_t j = 0; j < d; j++) dw[j] += TERM(0);
+    }
+#undef TERM
+}
+
+/* db += rows of dy */
+PG_CLONES static void N(bias_sums)(double *restrict db, const REAL *dy, int64_t rows, int64_t d) {
+    for (; rows >= 4; rows -= 4, dy += 4 * d)
+        for (int64_t j = 0; j < d; j++)
+            db[j] += ((double)dy[j] + (double)dy[d + j]) +
+                     ((double)dy[2 * d + j] + (double)dy[3 * d + j]);
+    for (; rows > 0; rows--, dy += d)
+        for (int64_t j = 0; j < d; j++) db[j] += (double)dy[j];
 }
 
 /* out (+)= the sum of `parts` rows of d doubles, in order, for columns [j0, j1) */
@@ -123,11 +121,12 @@ static void N(norm_grad_rows)(const norm_grad *a, int64_t r0, int64_t r1, double
             REAL m = mean ? mean[i] : 0;
             N(row_sums)(&one, &two, dy + i * d, x + i * d, a->w, m, rstd[i], d);
             if (!mean) one = 0; /* rmsnorm: nothing was centred */
-            N(row_grad)(dx + i * d, dy + i * d, x + i * d, a->w, m, rstd[i], (REAL)(one / d),
-                        (REAL)(two / d), d, a->add_x);
+            N(row_grad)
+            (dx + i * d, dy + i * d, x + i * d, a->w, m, rstd[i], (REAL)(one / d), (REAL)(two / d),
+             d, a->add_x);
         }
-        if (dw || db)
-            N(column_sums)(dw, db, dy + r * d, x + r * d, mean ? mean + r : NULL, rstd + r, end - r,
-                           d);
+        if (dw)
+            N(weight_sums)(dw, dy + r * d, x + r * d, mean ? mean + r : NULL, rstd + r, end - r, d);
+        if (db) N(bias_sums)(db, dy + r * d, end - r, d);
     }
 }

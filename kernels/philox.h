@@ -16,7 +16,9 @@
 #define PG_ANYWHERE static inline
 #endif
 
-typedef struct { uint32_t word[4]; } pg_philox;
+typedef struct {
+    uint32_t word[4];
+} pg_philox;
 
 /* The ten rounds of Philox 4x32; constants from the paper. */
 PG_ANYWHERE pg_philox pg_philox_rounds(pg_philox counter, uint32_t key0, uint32_t key1) {
@@ -63,7 +65,10 @@ PG_ANYWHERE float pg_philox_uniform(uint64_t stream, int64_t index) {
 /* log(u) for u in [2^-32, 1].  u = 2^e m with m in [sqrt(1/2), sqrt(2)); log m is the series of
  * 2 atanh(f), f = (m - 1) / (m + 1), whose first dropped term is below 1e-17. */
 PG_ANYWHERE double pg_philox_log(double u) {
-    union { double real; uint64_t bits; } v = {u};
+    union {
+        double real;
+        uint64_t bits;
+    } v = {u};
     uint64_t shifted = v.bits + (0x3FF0000000000000u - 0x3FE6A09E667F3BCDu);
     double e = (double)((int32_t)(shifted >> 52) - 1023);
     v.bits = (shifted & 0x000FFFFFFFFFFFFFu) + 0x3FE6A09E667F3BCDu;

@@ -9,37 +9,49 @@
 #define LANES 64 /* Philox blocks computed together */
 
 /* words[w][l] = word w of block first + l, for all LANES */
-PG_CLONES static void blocks(uint32_t words[4][LANES], uint64_t stream, uint64_t first) {
+PG_INLINE void blocks(uint32_t words[4][LANES], uint64_t stream, uint64_t first) {
     for (int l = 0; l < LANES; l++) {
         pg_philox b = pg_philox_block(stream, first + (uint64_t)l);
         for (int w = 0; w < 4; w++) words[w][l] = b.word[w];
     }
 }
 
-PG_CLONES static void gauss(double out[LANES], const uint32_t *radius, const uint32_t *angle) {
-    for (int l = 0; l < LANES; l++) out[l] = pg_philox_gauss(radius[l], angle[l]);
+/* The 4 LANES uniform numbers of these blocks, in the order of their indices. */
+PG_CLONES static void units_of(float *out, uint64_t stream, uint64_t first) {
+    uint32_t words[4][LANES];
+    blocks(words, stream, first);
+    for (int l = 0; l < LANES; l++)
+        for (int w = 0; w < 4; w++) out[4 * l + w] = pg_philox_unit(words[w][l]);
+}
+
+/* Their 2 LANES numbers of mean 0 and deviation 1. */
+PG_CLONES static void normals_of(double *out, uint64_t stream, uint64_t first) {
+    uint32_t words[4][LANES];
+    blocks(words, stream, first);
+    for (int l = 0; l < LANES; l++) {
+        out[2 * l] = pg_philox_gauss(words[0][l], words[1][l]);
+        out[2 * l + 1] = pg_philox_gauss(words[2][l], words[3][l]);
+    }
 }
 
 void cpu_units(float *out, uint64_t stream, int64_t first, int64_t n) {
-    uint32_t words[4][LANES];
-    for (int64_t i = first; i < first + n;) {
-        int64_t block = i >> 2, last = pg_min64(first + n, (block + LANES) << 2);
-        blocks(words, stream, (uint64_t)block);
-        for (; i < last; i++)
-            out[i - first] = pg_philox_unit(words[i & 3][(i >> 2) - block]);
+    float all[4 * LANES];
+    for (int64_t i = first, end = first + n, next; i < end; i = next) {
+        int64_t start = i & ~(int64_t)3;
+        next = pg_min64(end, start + 4 * LANES);
+        units_of(all, stream, (uint64_t)start >> 2);
+        memcpy(out + (i - first), all + (i - start), (size_t)(next - i) * sizeof *out);
     }
 }
 
 /* The same for numbers of mean 0 and deviation 1. */
 static void normals(double *out, uint64_t stream, int64_t first, int64_t n) {
-    uint32_t words[4][LANES];
-    double values[2][LANES];
-    for (int64_t i = first; i < first + n;) {
-        int64_t block = i >> 1, last = pg_min64(first + n, (block + LANES) << 1);
-        blocks(words, stream, (uint64_t)block);
-        gauss(values[0], words[0], words[1]);
-        gauss(values[1], words[2], words[3]);
-        for (; i < last; i++) out[i - first] = values[i & 1][(i >> 1) - block];
+    double all[2 * LANES];
+    for (int64_t i = first, end = first + n, next; i < end; i = next) {
+        int64_t start = i & ~(int64_t)1;
+        next = pg_min64(end, start + 2 * LANES);
+        normals_of(all, stream, (uint64_t)start >> 1);
+        memcpy(out + (i - first), all + (i - start), (size_t)(next - i) * sizeof *out);
     }
 }
 
@@ -54,7 +66,7 @@ static int64_t run_at(pg_index_map map, int64_t i, int64_t most, int64_t *index)
     return pg_min64(most, map.cols - column);
 }
 
-#define PIECE 512 /* numbers drawn into a buffer on the stack at a time */
+#define PIECE (16 * LANES) /* numbers drawn into a buffer on the stack at a time */
 
 static int fill_random(void *y, int64_t n, uint64_t stream, int normal, double base, double factor,
                        pg_index_map map, int dtype) {

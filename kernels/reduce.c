@@ -5,10 +5,11 @@
  * With many jobs threads take jobs, with few they take parts: the bits are the same. */
 #include "cpu.h"
 
-#define PARTS 32
+#define PARTS 16
 #define PART  2048 /* rows in a part, or more once PARTS are reached */
-#define TILE  64   /* columns: whole cache lines of a row */
-#define MANY  16   /* jobs that keep any usual number of threads busy */
+#define TILE                                                                                       \
+    1024 /* columns: 4 KiB of a row of f32; narrower ones leave pages too fast for prefetching */
+#define MANY 16 /* jobs that keep any usual number of threads busy */
 
 #define TYPED_BODY "reduce_typed.h"
 #include "typed_twice.h"
@@ -62,10 +63,18 @@ int cpu_reduce(void *y, const void *x, int kind, int64_t outer, int64_t n, int64
     int64_t parts = pg_max64(1, pg_min64(PARTS, n / PART));
     reduction r = {y, x, n, inner, tiles, parts, kind, add, dtype};
     int large = outer * n * inner >= CPU_MANY;
-#pragma omp parallel for schedule(static) if (large && jobs >= MANY)
+    if (jobs < MANY) {
+        for (int64_t job = 0; job < jobs; job++) {
+            double acc[PARTS][TILE];
+#pragma omp parallel for schedule(static) if (large && parts > 1)
+            for (int64_t part = 0; part < parts; part++) reduce_part(&r, job, part, acc[part]);
+            reduce_join(&r, job, acc);
+        }
+        return PG_OK;
+    }
+#pragma omp parallel for schedule(static) if (large)
     for (int64_t job = 0; job < jobs; job++) {
         double acc[PARTS][TILE];
-#pragma omp parallel for schedule(static) if (large && jobs < MANY && parts > 1)
         for (int64_t part = 0; part < parts; part++) reduce_part(&r, job, part, acc[part]);
         reduce_join(&r, job, acc);
     }
@@ -88,8 +97,7 @@ int cpu_expand(void *y, const void *x, double scale, int64_t outer, int64_t n, i
             if (dtype == PG_F32)
                 spread_f32((float *)y + i, (const float *)x + from, (float)scale, run, inner == 1,
                            add);
-            else
-                spread_f64((double *)y + i, (const double *)x + from, scale, run, inner == 1, add);
+            else spread_f64((double *)y + i, (const double *)x + from, scale, run, inner == 1, add);
         }
     }
     return PG_OK;

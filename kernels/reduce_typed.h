@@ -1,16 +1,22 @@
 /* reduce_typed.h: the loops of reduce.c over one tile of columns; see typed_twice.h. */
 
-/* acc[0] = kind over n numbers side by side.  A NaN wins in max and min. */
+/* acc[0] = kind over n numbers side by side.  A NaN wins in max and min: it is looked for apart, as
+ * the order of a vector's lanes would lose it. */
 PG_CLONES static void N(run)(double *acc, const REAL *x, int64_t n, int kind) {
-    double sum = 0, best = n ? (double)x[0] : 0;
-    if (kind == PG_RMAX)
-        for (int64_t i = 1; i < n; i++) best = x[i] > best || x[i] != x[i] ? (double)x[i] : best;
-    else if (kind == PG_RMIN)
-        for (int64_t i = 1; i < n; i++) best = x[i] < best || x[i] != x[i] ? (double)x[i] : best;
-    else
+    double sum = 0;
+    REAL most = n ? x[0] : 0, least = most;
+    int nans = 0;
+    if (kind == PG_RMAX) {
+#pragma omp simd reduction(max : most) reduction(| : nans)
+        for (int64_t i = 0; i < n; i++) nans |= x[i] != x[i], most = x[i] > most ? x[i] : most;
+    } else if (kind == PG_RMIN) {
+#pragma omp simd reduction(min : least) reduction(| : nans)
+        for (int64_t i = 0; i < n; i++) nans |= x[i] != x[i], least = x[i] < least ? x[i] : least;
+    } else {
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = 0; i < n; i++) sum += (double)x[i];
-    acc[0] = kind == PG_RMAX || kind == PG_RMIN ? best : sum;
+    }
+    acc[0] = nans ? NAN : kind == PG_RMAX ? (double)most : kind == PG_RMIN ? (double)least : sum;
 }
 
 /* acc[j] = kind over n rows, `inner` numbers apart, for `width` columns */
@@ -31,8 +37,7 @@ PG_CLONES static void N(columns)(double *acc, const REAL *x, int64_t n, int64_t 
 }
 
 static void N(store)(REAL *y, const double *acc, int64_t width, double factor, int add) {
-    for (int64_t j = 0; j < width; j++)
-        y[j] = (REAL)((add ? (double)y[j] : 0) + acc[j] * factor);
+    for (int64_t j = 0; j < width; j++) y[j] = (REAL)((add ? (double)y[j] : 0) + acc[j] * factor);
 }
 
 /* y (+)= scale * x; same: x is one number for all */

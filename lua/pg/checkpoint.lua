@@ -23,7 +23,7 @@ function checkpoint.list(folder)
   local place = folder .. "/checkpoints"
   if not fs.is_dir(place) then return found end
   for _, name in ipairs(fs.list(place)) do
-    if name:match "^step%-%d+$" then table.insert(found, 1, place .. "/" .. name) end
+    if name:match "^step%-%d+$" then found[#found + 1] = place .. "/" .. name end
   end
   table.sort(found, function(a, b) return tonumber(a:match "%d+$") > tonumber(b:match "%d+$") end)
   return found
@@ -204,8 +204,8 @@ function checkpoint.fits(m, settings, data)
   if d.seed then differ("data.seed", d.seed, is.data.seed) end
   if d.context then differ("data.context", d.context, data.context) end
   if d.samples and d.samples ~= data.samples then
-    c.fail("resume: the data had %d samples, has %d now, so that place %d of their order means another sample; give the "
-           .. "same data, or start a new run without --resume", d.samples, data.samples, m.position)
+    c.fail("resume: the data had %d samples, has %d now, so that place %d of their order means another sample; give "
+           .. "the same data, or start a new run without --resume", d.samples, data.samples, m.position)
   end
 end
 

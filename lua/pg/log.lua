@@ -117,32 +117,35 @@ function log.open(folder)
                         flushed = C.pg_time() }, Files)
 end
 
---- files:write(record): a step.  A full disk is told once and does not stop the training.
+-- A full disk is told once and does not stop the training.
+function Files:complain(why)
+  if self.told then return end
+  self.told = true
+  log.text("log: %s; going on", why or ffi.string(C.pg_errmsg()))
+end
+
+--- files:write(record): a step.
 function Files:write(record)
   local line = { mfu_causal = json.null, mfu_full = json.null }
   for k, v in pairs(record) do line[k] = v end
   local ok, why = self.file:write(json.encode(line, { digits = 9, nonfinite = "null" }), "\n")
   if ok then ok, why = self.file:flush() end
-  if not ok and not self.told then
-    self.told = true
-    log.text("log: cannot write %s: %s; going on", self.path, tostring(why))
-  end
+  if not ok then self:complain(("cannot write %s: %s"):format(self.path, tostring(why))) end
   for _, name in ipairs(SCALARS) do
-    if record[name] then C.pg_events_scalar(self.events, name, record.step, record[name]) end
+    if record[name] and C.pg_events_scalar(self.events, name, record.step, record[name]) < 0 then self:complain() end
   end
   if C.pg_time() - self.flushed > FLUSH then self:flush() end
 end
 
 function Files:flush()
   self.flushed = C.pg_time()
-  if C.pg_events_flush(self.events) < 0 and not self.told then
-    self.told = true
-    log.text("log: %s; going on", ffi.string(C.pg_errmsg()))
-  end
+  if C.pg_events_flush(self.events) < 0 then self:complain() end
 end
 
 --- files:text(name, step, text): a text for TensorBoard, such as a sample.
-function Files:text(name, step, text) C.pg_events_text(self.events, name, step, text) end
+function Files:text(name, step, text)
+  if C.pg_events_text(self.events, name, step, text) < 0 then self:complain() end
+end
 
 function Files:close()
   self:flush()

@@ -79,14 +79,15 @@ local function place(list)
   return order, offset
 end
 
--- One run for neighbours of the same decay and rate.
+-- One run for neighbours of the same decay and rate.  A frozen parameter stands still: rate 0.
 local function runs_of(order, total)
   local runs = {}
   for i, p in ipairs(order) do
     local last = runs[#runs]
     local stop = order[i + 1] and order[i + 1].offset or total
-    if last and last.decay == p.decay and last.rate == (p.rate or 1) then last.stop = stop
-    else runs[#runs + 1] = { stop = stop, decay = p.decay, rate = p.rate or 1 } end
+    local rate = p.requires_grad and (p.rate or 1) or 0
+    if last and last.decay == p.decay and last.rate == rate then last.stop = stop
+    else runs[#runs + 1] = { stop = stop, decay = p.decay, rate = rate } end
   end
   return runs
 end
@@ -94,7 +95,7 @@ end
 --- params.segment(name, list, dtype) -> a segment whose buffers hold the parameters of the list.
 function params.segment(name, list, dtype)
   local order, total = place(list)
-  local s = setmetatable({ name = name, params = order, count = total, dtype = dtype, runs = runs_of(order, total) }, Segment)
+  local s = setmetatable({ name = name, params = order, count = total, dtype = dtype }, Segment)
   C.pg_mem_tag "weights"
   s.value = Tensor.zeros({ total }, dtype):keep()
   C.pg_mem_tag "gradients"
@@ -111,13 +112,23 @@ end
 
 --- segment:run_tables(decay) -> ends i64 [R], factors f32 [R,2] for the update kernels.
 function Segment:run_tables(decay)
-  local ends = ffi.new("int64_t[?]", #self.runs)
+  local runs = runs_of(self.params, self.count)
+  local ends = ffi.new("int64_t[?]", #runs)
   local factors = {}
-  for i, r in ipairs(self.runs) do
+  for i, r in ipairs(runs) do
     ends[i - 1] = r.stop
     factors[i] = { r.decay and decay or 0, r.rate }
   end
-  return Tensor.empty({ #self.runs }, "i64"):write(ends):keep(), Tensor.from(factors, "f32"):keep()
+  for _, p in ipairs(self.params) do p.frozen = not p.requires_grad end
+  return Tensor.empty({ #runs }, "i64"):write(ends):keep(), Tensor.from(factors, "f32"):keep()
+end
+
+--- segment:stale() -> true where a parameter was frozen or freed since run_tables looked.
+function Segment:stale()
+  for _, p in ipairs(self.params) do
+    if p.frozen == p.requires_grad then return true end
+  end
+  return false
 end
 
 --- segment:zero_unused(): a parameter that got no gradient in this step has gradient 0.

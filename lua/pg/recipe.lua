@@ -35,7 +35,7 @@ end
 -- with the option that set it.
 function recipe.fail(info, path, format, ...)
   local message = select("#", ...) > 0 and format:format(...) or format
-  local option = info.given and info.given[path]
+  local option = info.option or info.given and info.given[path]
   if option then agree.fail(option .. ": " .. message) end
   local line = info.text and line_of(info.text, path)
   agree.fail(("%s%s: %s"):format(info.path or "recipe", line and ":" .. line or "", message))
@@ -89,40 +89,51 @@ end
 -- The schema of what stands inside `value`, a field of kind `entry`; nil and a reason where nothing can.
 local function inside(value, entry)
   if type(value) == "function" then return nil, "a function, whose inside only the file can change" end
-  if type(value) == "table" and value.is_module then return nil, "a built module, whose inside only the file can change" end
+  if type(value) == "table" and value.is_module then
+    return nil, "a built module, whose inside only the file can change"
+  end
   if describe.is(value) then return describe.schema(value) end
   if entry.fields then return entry.fields end
   if entry[1] == "optim" then return fields.optimiser(value[1]) end
   return nil, value == nil and "not set" or show(value) .. ", which has no fields"
 end
 
+-- The value at the end of an option's path.
+local function set_value(info, owner, part, entry, path, text)
+  if entry.fields or entry[1] == "model" or entry[1] == "optim" then
+    local within = inside(owner[part], entry)
+    recipe.fail(info, path, "%s holds fields of its own; set one of them%s", path,
+                within and (", such as --%s.%s=..."):format(path, names_of(within)[1]) or " in the file")
+  end
+  local value = fields.parse(text, entry[1])
+  local wants
+  if value == nil then wants = fields.fault(text, entry[1]) or "given in the file"
+  else wants = fields.fault(value, entry[1]) end
+  if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(text), wants) end
+  owner[part] = value
+end
+
+-- The table that holds the next part of an option's path, and its schema.
+local function step_into(info, owner, part, entry, path)
+  if owner[part] == nil then owner[part] = entry.fields and {} or entry[1] == "optim" and { "adamw" } or nil end
+  local within, reason = inside(owner[part], entry)
+  if not within then recipe.fail(info, path, "%s is %s", path, reason) end
+  return owner[part], within
+end
+
 -- Set the field that one option names.
 local function override(info, settings, o)
   local owner, schema, path = settings, fields.top, nil
-  for part, rest in o.path:gmatch "([^.]+)(%.?)" do
+  for part, more in o.path:gmatch "([^.]+)(%.?)" do
     path = path and path .. "." .. part or part
-    info.given[path] = o.option
     local entry = schema[part]
+    info.option = o.option
     if not entry then unknown(info, path, part, schema) end
-    if rest == "" then
-      if entry.fields or entry[1] == "model" or entry[1] == "optim" then
-        recipe.fail(info, path, "%s holds fields of its own; set one of them, such as --%s.%s", path, path,
-                    (names_of(inside(owner[part], entry) or { FIELD = 1 })[1]) .. "=...")
-      end
-      local value = fields.parse(o.text, entry[1])
-      local wants = value == nil and (fields.fault(o.text, entry[1]) or "given in the file") or fields.fault(value, entry[1])
-      if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(o.text), wants) end
-      owner[part] = value
-    else
-      if owner[part] == nil then
-        owner[part] = entry.fields and {} or entry[1] == "optim" and { "adamw" } or nil
-      end
-      local within, reason = inside(owner[part], entry)
-      if not within then recipe.fail(info, path, "%s is %s", path, reason) end
-      owner, schema = owner[part], within
-    end
-    if rest ~= "" then info.given[path] = nil end
+    if more == "" then set_value(info, owner, part, entry, path, o.text)
+    else owner, schema = step_into(info, owner, part, entry, path) end
   end
+  info.option = nil
+  info.given[o.path] = o.option
   if o.path == "data.tokens" then settings.data.text = nil end
   if o.path == "data.text" then settings.data.tokens = nil end
 end
@@ -152,7 +163,9 @@ function check_fields(info, values, schema, prefix)
     end
     local value = values[key]
     if value ~= nil and entry.fields then
-      if type(value) ~= "table" then recipe.fail(info, path, "%s is %s; it must be a table of fields", path, show(value)) end
+      if type(value) ~= "table" then
+        recipe.fail(info, path, "%s is %s; it must be a table of fields", path, show(value))
+      end
       check_fields(info, value, entry.fields, path .. ".")
     elseif value ~= nil then
       local wants = fields.fault(value, entry[1])
@@ -166,7 +179,9 @@ end
 local function check_optim(info, optim)
   local name = optim[1]
   local schema = fields.optimiser(name)
-  if not schema then recipe.fail(info, "optim", 'optim is { %s, ... }; its first entry must be "adamw" or "sgd"', show(name)) end
+  if not schema then
+    recipe.fail(info, "optim", 'optim is { %s, ... }; its first entry must be "adamw" or "sgd"', show(name))
+  end
   optim[1] = nil
   check_fields(info, optim, schema, "optim.")
   optim[1] = name
@@ -175,7 +190,9 @@ end
 local function at_least(info, settings, path, low)
   local value = settings
   for part in path:gmatch "[^.]+" do value = value and value[part] end
-  if value ~= nil and value < low then recipe.fail(info, path, "%s is %s; it must be at least %d", path, show(value), low) end
+  if value ~= nil and value < low then
+    recipe.fail(info, path, "%s is %s; it must be at least %d", path, show(value), low)
+  end
 end
 
 local function need(info, value, path, what)
@@ -190,13 +207,14 @@ local function check_possible(info, r)
   end
   for _, axis in ipairs { "pp", "tp" } do
     if r.layout[axis] ~= 1 then
+      local n = r.layout[axis]
       recipe.fail(info, "layout." .. axis, "layout.%s is %d; only 1 is possible: ranks share the work along dp, so set "
-                  .. "layout.%s = 1 and use -n %d for as many data-parallel ranks", axis, r.layout[axis], axis, math.max(1, r.layout[axis]))
+                  .. "layout.%s = 1 and use -n %d for as many data-parallel ranks", axis, n, axis, math.max(1, n))
     end
   end
   if r.layout.zero ~= 0 then
-    recipe.fail(info, "layout.zero", "layout.zero is %d; only 0 is possible: every rank holds the whole optimiser state, so "
-                .. "set layout.zero = 0", r.layout.zero)
+    recipe.fail(info, "layout.zero", "layout.zero is %d; only 0 is possible: every rank holds the whole optimiser "
+                .. "state, so set layout.zero = 0", r.layout.zero)
   end
 end
 
@@ -205,8 +223,8 @@ local function check_shares(info, r)
   local ranks, batch = host.ranks, r.data.batch
   if r.layout.dp ~= "rest" and r.layout.dp ~= ranks then
     local n = r.layout.dp
-    recipe.fail(info, "layout.dp", "layout: pp 1 x dp %d x tp 1 = %d ranks, but %d %s started; use -n %d, or layout.dp = \"rest\"",
-                n, n, ranks, ranks == 1 and "was" or "were", n)
+    recipe.fail(info, "layout.dp", "layout: pp 1 x dp %d x tp 1 = %d ranks, but %d %s started; use -n %d, or "
+                .. 'layout.dp = "rest"', n, n, ranks, ranks == 1 and "was" or "were", n)
   end
   if batch % ranks ~= 0 then
     recipe.fail(info, "data.batch", "data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, ranks,
@@ -215,8 +233,8 @@ local function check_shares(info, r)
   local rows = batch / ranks
   r.micro = r.micro or rows
   if rows % r.micro ~= 0 then
-    recipe.fail(info, "micro", "micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
-                r.micro, rows, batch, ranks, rows)
+    recipe.fail(info, "micro", "micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a "
+                .. "divisor of %d", r.micro, rows, batch, ranks, rows)
   end
 end
 
@@ -224,15 +242,18 @@ local function check_data(info, r)
   if r.data.tokens and r.data.text then
     recipe.fail(info, "data.tokens", "data has both tokens (files of ids) and text (a file of text); keep one")
   end
-  if not (r.data.tokens or r.data.text) then r.data.text = recipe.guard(info, "data", function() return pg.demo_text() end) end
+  if not (r.data.tokens or r.data.text) then
+    r.data.text = recipe.guard(info, "data", function() return pg.demo_text() end)
+  end
   if r.data.held_out < 0 or r.data.held_out >= 1 then
     recipe.fail(info, "data.held_out", "data.held_out is %g; it must be at least 0 and below 1", r.data.held_out)
   end
   if r.eval and not r.eval.tokens and r.data.held_out == 0 then
-    recipe.fail(info, "eval", "eval has nothing to look at; set data.held_out = 0.1, or eval.tokens to files of their own")
+    recipe.fail(info, "eval", "eval has nothing to look at; set data.held_out = 0.1, or eval.tokens to other files")
   end
   if r.sample and not r.data.text then
-    recipe.fail(info, "sample", "sample: data.tokens are ids whose text nobody knows; leave sample out, or train on data.text")
+    recipe.fail(info, "sample", "sample: data.tokens are ids whose text nobody knows; leave sample out, or train on "
+                .. "data.text")
   end
 end
 
@@ -269,7 +290,7 @@ function recipe.resolve(given, overrides, info)
   return r
 end
 
---- recipe.run(table, info) -> the exit code.  info (all optional): path, text, args.  Also pg.train.
+--- recipe.run(table, info) -> the exit code.  info (all optional): path, text, args.
 function recipe.run(given, info)
   info = info or {}
   info.path = info.path or host.script or "recipe"

@@ -163,13 +163,14 @@ local function resolve(path)
   return value
 end
 
-local function topics()
+--- topics() -> "data, recipe, ...": the pages there are.
+function repl.topics()
   local names = {}
   for _, path in ipairs(host.list "lua/pg/help/") do
     names[#names + 1] = path:match("([^/]+)%.md$")
   end
   table.sort(names)
-  return table.concat(names, ", ")
+  return #names > 0 and table.concat(names, ", ") or "none yet"
 end
 
 local function describe_methods(t)
@@ -181,24 +182,25 @@ local function describe_methods(t)
   return "a table with " .. (#names > 0 and table.concat(names, ", ") or "no names in it")
 end
 
---- help(x) -> text.  x: nothing, a topic ("recipe"), a name ("pg.matmul"), or a function.
+--- describe(x) -> text, known.  x: nothing, a topic ("recipe"), a name ("pg.matmul"), or a function.
 function repl.describe(x)
   if x == nil then
-    return "help \"TOPIC\" shows a page, help(f) tells of a function.  Topics: " .. topics()
+    return "help \"TOPIC\" shows a page, help(f) tells of a function.  Topics: " .. repl.topics(), true
   elseif type(x) == "function" then
-    return describe_function(x)
+    return describe_function(x), true
   elseif type(x) == "table" then
     local meta = getmetatable(x)
-    if meta and type(meta.__call) == "function" then return describe_function(meta.__call) end
-    return describe_methods(x)
+    if meta and type(meta.__call) == "function" then return describe_function(meta.__call), true end
+    return describe_methods(x), true
   elseif type(x) ~= "string" then
-    return "a " .. type(x) .. ": " .. tostring(x)
+    return "a " .. type(x) .. ": " .. tostring(x), true
   end
-  local page = x:match("^[%w_-]+$") and host.source("lua/pg/help/" .. x .. ".md")
-  if page then return (page:gsub("\n+$", "")) end
+  local page = x:match "^[%w_-]+$" and host.source("lua/pg/help/" .. x .. ".md")
+  if page then return (page:gsub("\n+$", "")), true end
   local value = resolve(x)
-  if value ~= nil then return repl.describe(type(value) == "string" and nil or value) end
-  return string.format("no topic or name %q.  Topics: %s", x, topics())
+  if type(value) == "string" then return "the text " .. brief(value), true end
+  if value ~= nil then return repl.describe(value) end
+  return string.format("no topic or name %q.  Topics: %s", x, repl.topics()), false
 end
 
 ---- lines ----
@@ -266,7 +268,7 @@ end
 --- run(native) -> true if every line did its work.  native: what runtime/host/repl.c offers.
 function repl.run(native)
   local all_well = true
-  _G.help = _G.help or function(x) print(repl.describe(x)) end
+  _G.help = _G.help or function(x) print((repl.describe(x))) end
   while true do
     local chunk, message = read_chunk(native)
     if chunk then

@@ -41,7 +41,7 @@ end
 
 --- step.random_base(seed, number) -> the random base of a step: an integer in [0, 2^53).
 function step.random_base(seed, number)
-  local h = c.hash("step " .. tostring(seed) .. " " .. ("%d"):format(number))
+  local h = c.hash("step " .. tostring(c.int64(seed, "seed")) .. " " .. ("%d"):format(number))
   return tonumber(h % 0x20000000000000ULL) -- 2^53
 end
 

@@ -199,6 +199,15 @@ local function walk(r, uses, done, later)
   r:drop()
 end
 
+-- After an error: a second walk would add to what half a walk has left, so it is refused.
+local function give_up(records)
+  for _, r in ipairs(records) do
+    if r.grad then r.grad:release() end
+    r.grad = nil
+    r:drop()
+  end
+end
+
 -- An error of a rule, told as the gradient of its op.
 local function in_gradient(r, message)
   local at = c.position()
@@ -217,16 +226,19 @@ function tape.backward(outputs, gradients, options)
     if not r then
       c.fail("backward: output %d %s was not computed from anything that requires a gradient", i, t:describe())
     end
+    roots[i] = r
+  end
+  local records, uses = reach(roots)
+  for i, r in ipairs(roots) do
     if r.grad then
-      c.check(C.pg_axpby(r.grad.raw, gradients[i]:alive().raw, 1, 1))
+      local sum = inner_target(outputs[i])
+      c.check(C.pg_axpby(sum.raw, gradients[i]:alive().raw, 1, 1))
     else
       r.grad = gradients[i]:retain()
     end
-    roots[i] = r
   end
   local before = tape.enabled
   tape.enabled = false
-  local records, uses = reach(roots)
   local now -- the record being walked
   local ok, message = pcall(scope.light, function()
     for i = 1, #records do
@@ -235,7 +247,10 @@ function tape.backward(outputs, gradients, options)
     end
   end)
   tape.enabled = before
-  if not ok then error(in_gradient(now, message), 0) end
+  if not ok then
+    give_up(records)
+    error(in_gradient(now, message), 0)
+  end
   if options.later then options.later.uses = uses end
 end
 

@@ -59,12 +59,13 @@ end
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
   t.model = recipe.guard(info, "model", build_model, r)
-  t.set = recipe.guard(info, "data", data.open, data_options(r, t.model))
+  local where = r.data.text and "data.text" or "data.tokens"
+  t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
   t.held_out = recipe.guard(info, "eval.tokens", held_out, r, t.set, t.model)
   local settings = {}
   for k, v in pairs(r.optim) do if k ~= 1 then settings[k] = v end end
   t.about = { steps = r.steps, seed = r.seed, batch = r.data.batch, tokens = 0 }
-  t.optim = recipe.guard(info, "optim", pg.optim[r.optim[1]], t.model:parameters(), settings, t.about)
+  t.optim = recipe.guard(info, "optim.rate", pg.optim[r.optim[1]], t.model:parameters(), settings, t.about)
   t.settings = run.settings(r)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
   mesh.build { dp = r.layout.dp, pp = 1, tp = 1 }
@@ -79,14 +80,15 @@ function Trainer:open_run()
   local info, state = self.info, self.state
   local resumed
   local told = agree.text(function()
-    local from, m
+    local from, m, source
     if info.resume then
-      from, m = checkpoint.newest(run.find(info), function(text) log.text("%s", text) end)
+      source = run.find(info)
+      from, m = checkpoint.newest(source, function(text) log.text("%s", text) end)
+      checkpoint.fits(m, self.settings, self.set.train)
     end
-    local folder = info.run and not (m and run.folder(info.run) == from:match "^(.*)/checkpoints/")
-      and run.place(info) or from and from:match "^(.*)/checkpoints/" or run.place(info)
-    if m then checkpoint.fits(m, self.settings, self.set.train) end
-    run.begin(folder, info, self.settings, m)
+    local stays = source and (not info.run or run.folder(info.run) == source)
+    local folder = stays and source or run.place(info)
+    run.begin(folder, info, self.settings, stays and m)
     return folder .. "\n" .. (from or "")
   end)
   state.run, resumed = told:match "^([^\n]*)\n(.*)$"
@@ -226,7 +228,9 @@ end
 function Trainer:sample()
   if host.rank ~= 0 then return end
   local s = self.recipe.sample
-  local text = pg.generate(self.model, s.prompt, { tokens = s.tokens, temperature = s.temperature, seed = self.recipe.seed })
+  local text = pg.generate(self.model, s.prompt, { tokens = s.tokens, temperature = s.temperature,
+                                                   seed = self.recipe.seed })
+  text = text:gsub("[%z\1-\8\11-\31\127]", "?") -- what would move a terminal's cursor
   log.text("---- sample, step %d ----\n%s\n----", self.state.step, text)
   self.files:text("sample", self.state.step, text)
 end
@@ -271,9 +275,10 @@ function Trainer:tell(record, last)
   self.counted = (self.counted or 0) + record.tokens_per_s * record.seconds
   self.pace = self.pace and 0.9 * self.pace + 0.1 * record.seconds or record.seconds
   local speed = self.counted / self.seconds
+  local left = log.duration(self.pace * (state.steps - state.step))
   local text = ("step %d/%d  loss %.4f  rate %.3g  norm %.3g  %s tokens/s  %s  %s left"):format(
-    state.step, state.steps, record.loss, record.rate, record.grad_norm, log.count(speed), log.bytes(record.memory_peak),
-    log.duration(self.pace * (state.steps - state.step)))
+    state.step, state.steps, record.loss, record.rate, record.grad_norm, log.count(speed),
+    log.bytes(record.memory_peak), left)
   if record.val_loss then text = text .. ("  val_loss %.4f"):format(record.val_loss) end
   local every = self.recipe.log.every or math.max(1, math.floor(state.steps / LINES))
   if state.step % every == 0 or state.step == self.first or last or record.val_loss then
@@ -304,8 +309,8 @@ function Trainer:run()
   while state.step < state.steps and not self.stopping do
     self:after(scope.run(self.step, self))
   end
-  log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step, state.steps,
-           log.count(state.tokens - tokens), log.duration(C.pg_time() - start))
+  log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step,
+           state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start))
 end
 
 --- train.run(settings, info) -> the exit code.  settings: what recipe.resolve returned; info: path, text,

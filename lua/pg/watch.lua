@@ -31,9 +31,17 @@ local function inspect(name, y)
   end
 end
 
+-- What C says under the name the user knows: "linear: matmul: a is ...".
+local function refuse(name, rc)
+  local text = ffi.string(C.pg_errmsg())
+  if rc == C.PG_EINTR or text:sub(1, #name + 1) == name .. ":" then c.check(rc) end
+  c.code = rc
+  c.fail("%s: %s", name, text)
+end
+
 --- watch.done(name, rc, y) -> y.  Ends every op: raises where rc says so, inspects where asked.
 function watch.done(name, rc, y)
-  if rc < 0 then c.check(rc) end
+  if rc < 0 then refuse(name, rc) end
   if watch.trace or watch.nan then inspect(name, y) end
   return y
 end

@@ -56,8 +56,10 @@ int pg_page_open(int fd, int rank) {
     if (!p || (other && other != getpid())) {
         int ranks = pg_page_ranks(map);
         pg_shm_unmap(map);
-        if (!p) return pg_fail(PG_EINVAL, "rank %d of this host; its block has %d ranks", rank, ranks);
-        return pg_fail(PG_ECOMM, "rank %d is taken by process %d; each rank starts once", rank, other);
+        if (!p)
+            return pg_fail(PG_EINVAL, "rank %d of this host; its block has %d ranks", rank, ranks);
+        return pg_fail(PG_ECOMM, "rank %d is taken by process %d; each rank starts once", rank,
+                       other);
     }
     claim(p);
     fcntl(fd, F_SETFD, FD_CLOEXEC); /* programs that a script runs shall not inherit it */
@@ -101,8 +103,8 @@ void pg_page_describe(char *text, size_t bytes, const pg_page *p, int rank) {
     case PG_PAGE_EMPTY: snprintf(text, bytes, "rank %d has not joined", rank); break;
     case PG_PAGE_WAITING:
         if (p->where[0]) snprintf(at, sizeof at, " at %.191s", p->where);
-        snprintf(text, bytes, "rank %d waits in %.31s (%.47s)%s since %.0f s", rank, p->op, p->group,
-                 at, (double)(pg_page_clock() - p->since) * 1e-9);
+        snprintf(text, bytes, "rank %d waits in %.31s (%.47s)%s since %.0f s", rank, p->op,
+                 p->group, at, (double)(pg_page_clock() - p->since) * 1e-9);
         break;
     case PG_PAGE_LEFT:
         if (p->failure[0]) snprintf(text, bytes, "rank %d failed: %.700s", rank, p->failure);

@@ -16,17 +16,17 @@ enum pg_page_state { PG_PAGE_EMPTY, PG_PAGE_RUNNING, PG_PAGE_WAITING, PG_PAGE_LE
 
 /* Written by its rank alone, except bell.  Texts may be read half written: they always end. */
 typedef struct pg_page {
-    _Atomic int32_t pid;      /* 0: not there yet */
-    _Atomic int32_t state;    /* pg_page_state */
-    _Atomic int64_t step;     /* -1 before the first */
-    _Atomic int64_t since;    /* ns of CLOCK_MONOTONIC: when this wait began */
-    _Atomic uint64_t space;   /* its pid namespace; pids compare only within one */
+    _Atomic int32_t pid;       /* 0: not there yet */
+    _Atomic int32_t state;     /* pg_page_state */
+    _Atomic int64_t step;      /* -1 before the first */
+    _Atomic int64_t since;     /* ns of CLOCK_MONOTONIC: when this wait began */
+    _Atomic uint64_t space;    /* its pid namespace; pids compare only within one */
     _Atomic int64_t failed_at; /* ns of CLOCK_MONOTONIC: when it first wrote a failure; 0: never */
-    char op[32], group[48];   /* what it waits in, while WAITING */
-    char where[192];          /* Lua line of the last call that could wait */
-    char failure[1024];       /* why it is about to end, "" if it is not */
+    char op[32], group[48];    /* what it waits in, while WAITING */
+    char where[192];           /* Lua line of the last call that could wait */
+    char failure[1024];        /* why it is about to end, "" if it is not */
     _Alignas(64) _Atomic uint32_t bell; /* futex: rung when something it waits for has come */
-    _Atomic uint32_t asleep;  /* its threads that sleep on the bell */
+    _Atomic uint32_t asleep;            /* its threads that sleep on the bell */
 } pg_page;
 
 /* ---- for the launcher ---- */
@@ -49,10 +49,10 @@ void pg_page_describe(char *text, size_t bytes, const pg_page *p, int rank);
 pg_page *pg_page_mine(void);
 /* Join the block under fd as that local rank (fd becomes close-on-exec and stays open). */
 int pg_page_open(int fd, int rank);
-void *pg_page_map(int *fd);               /* the block joined and its fd, or NULL */
+void *pg_page_map(int *fd); /* the block joined and its fd, or NULL */
 void pg_page_write(char *field, size_t bytes, const char *text); /* cut at bytes, always ended */
-int64_t pg_page_clock(void);              /* ns of CLOCK_MONOTONIC, the same on all ranks */
-void pg_page_ring(pg_page *p);            /* wake its sleepers */
+int64_t pg_page_clock(void);   /* ns of CLOCK_MONOTONIC, the same on all ranks */
+void pg_page_ring(pg_page *p); /* wake its sleepers */
 /* 1 if the process of that page is gone or a zombie. */
 int pg_page_dead(const pg_page *p);
 #endif

@@ -22,7 +22,8 @@ static int read_int(int *out, const char *name, const char *text, int low, int h
     long n = strtol(text, &end, 10);
     while (isspace((unsigned char)*end)) end++;
     if (*end || end == text || errno || n < low || n > high)
-        return pg_fail(PG_EINVAL, "ranks: %s=%s; it is an integer from %d to %d", name, text, low, high);
+        return pg_fail(PG_EINVAL, "ranks: %s=%s; it is an integer from %d to %d", name, text, low,
+                       high);
     *out = (int)n;
     return PG_OK;
 }
@@ -32,7 +33,8 @@ static int read_var(int *out, const char *name, int absent, int low, int high, c
     const char *text = value_of(name);
     if (text) return read_int(out, name, text, low, high);
     if (absent < 0)
-        return pg_fail(PG_EINVAL, "ranks: %s is set, %s is not; a launcher sets both", beside, name);
+        return pg_fail(PG_EINVAL, "ranks: %s is set, %s is not; a launcher sets both", beside,
+                       name);
     *out = absent;
     return PG_OK;
 }
@@ -108,7 +110,8 @@ static int read_slurm(pg_ranks *r) {
     if (list) first_host(r->host, sizeof r->host, list);
     PG_TRY(read_var(&job, "SLURM_JOB_ID", 0, 0, INT_MAX, ""));
     r->port = 20000 + job % 10000; /* below the ports that systems hand out; two jobs seldom meet */
-    snprintf(r->job, sizeof r->job, "%d.%s", job, value_of("SLURM_STEP_ID") ? value_of("SLURM_STEP_ID") : "");
+    snprintf(r->job, sizeof r->job, "%d.%s", job,
+             value_of("SLURM_STEP_ID") ? value_of("SLURM_STEP_ID") : "");
     return PG_OK;
 }
 
@@ -125,6 +128,7 @@ int pg_ranks_read(pg_ranks *out) {
         if (value_of(families[i].rank) || value_of(families[i].size)) break;
     if (i < n) PG_TRY(read_family(out, &families[i]));
     else if (is_slurm_step()) PG_TRY(read_slurm(out));
-    if (value_of("MASTER_ADDR")) snprintf(out->host, sizeof out->host, "%s", value_of("MASTER_ADDR"));
+    if (value_of("MASTER_ADDR"))
+        snprintf(out->host, sizeof out->host, "%s", value_of("MASTER_ADDR"));
     return read_var(&out->port, "MASTER_PORT", out->port, 1, 65535, "");
 }

@@ -12,7 +12,7 @@ typedef struct {
     int port;                   /* MASTER_PORT, else one made of the job */
     char host[256];             /* MASTER_ADDR, else the first host of the job */
     char job[128];              /* tells two jobs of one user apart; may be "" */
-    const char *source;         /* "torchrun", "OpenMPI", "MPICH", "Slurm", or "" for a world of one */
+    const char *source; /* "torchrun", "OpenMPI", "MPICH", "Slurm", or "" for a world of one */
 } pg_ranks;
 
 /* PG_EINVAL names the variable, its value and the rule. */

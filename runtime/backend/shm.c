@@ -55,7 +55,6 @@ static int enter(void *map, int fd, int rank, int size) {
     shm.control = map;
     shm.fd = fd;
     shm.rank = rank;
-    shm.size = size;
     shm.active.next = shm.active.before = &shm.active;
     shm.world->slot = 0;
     int code = shm_region_map(&shm.world->region, 0);
@@ -81,15 +80,18 @@ static int world(void **impl, int *rank, int *size) {
     if (r.size == 1) return PG_OK;
     PG_TRY(read_limit(&limit));
     if (r.local_size != r.size || r.local_rank != r.rank)
-        return pg_fail(PG_EINVAL, "ranks: %d of %d ranks are on this host (%s); the cpu backend joins "
-                       "the ranks of one host, several hosts need cuda", r.local_size, r.size, r.source);
+        return pg_fail(PG_EINVAL,
+                       "ranks: %d of %d ranks are on this host (%s); the cpu backend joins "
+                       "the ranks of one host, several hosts need cuda",
+                       r.local_size, r.size, r.source);
     if (!shm.control) {
         PG_TRY(join_block(&r, limit, &map, &fd));
         if (pg_page_ranks(map) != r.size)
             return pg_fail(PG_ECOMM, "ranks: %s says %d ranks, the shared block has %d", r.source,
                            r.size, pg_page_ranks(map));
         if (pg_page_mine()->state == PG_PAGE_LEFT)
-            return pg_fail(PG_ECOMM, "ranks: rank %d has left its world; start a new process", r.rank);
+            return pg_fail(PG_ECOMM, "ranks: rank %d has left its world; start a new process",
+                           r.rank);
         PG_TRY(enter(map, fd, r.rank, r.size));
         timeout(limit);
     }
@@ -126,7 +128,8 @@ static int allreduce(void *impl, void *data, int64_t n, int dtype, int op, void 
     return shm_collective(impl, call, data, data, ticket);
 }
 
-static int allgather(void *impl, void *out, const void *in, int64_t n_in, int dtype, void **ticket) {
+static int allgather(void *impl, void *out, const void *in, int64_t n_in, int dtype,
+                     void **ticket) {
     PG_TRY(check(impl, "allgather"));
     shm_call call = {.kind = SHM_ALLGATHER, .count = n_in, .dtype = dtype};
     return shm_collective(impl, call, in, out, ticket);
@@ -147,7 +150,8 @@ static int broadcast(void *impl, void *data, int64_t n, int dtype, int root, voi
 
 static int barrier(void *impl, void **ticket) {
     PG_TRY(check(impl, "barrier"));
-    return shm_collective(impl, (shm_call){.kind = SHM_BARRIER, .dtype = PG_U8}, NULL, NULL, ticket);
+    return shm_collective(impl, (shm_call){.kind = SHM_BARRIER, .dtype = PG_U8}, NULL, NULL,
+                          ticket);
 }
 
 static int send_to(void *impl, const void *data, int64_t n, int dtype, int peer, void **ticket) {
@@ -163,13 +167,21 @@ static int recv_from(void *impl, void *data, int64_t n, int dtype, int peer, voi
 }
 
 const pg_collective_ops pg_collectives_shm = {
-    .world = world,         .split = shm_split,
-    .free = shm_free,       .allreduce = allreduce,
-    .allgather = allgather, .reducescatter = reducescatter,
-    .broadcast = broadcast, .send = send_to,
-    .recv = recv_from,      .barrier = barrier,
-    .detach = shm_detach,   .done = shm_done,
-    .wait = shm_wait,       .timeout = timeout,
-    .cancel = shm_cancel,   .reform = shm_reform,
+    .world = world,
+    .split = shm_split,
+    .free = shm_free,
+    .allreduce = allreduce,
+    .allgather = allgather,
+    .reducescatter = reducescatter,
+    .broadcast = broadcast,
+    .send = send_to,
+    .recv = recv_from,
+    .barrier = barrier,
+    .detach = shm_detach,
+    .done = shm_done,
+    .wait = shm_wait,
+    .timeout = timeout,
+    .cancel = shm_cancel,
+    .reform = shm_reform,
     .shutdown = leave_world,
 };

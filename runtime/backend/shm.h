@@ -21,13 +21,13 @@
 #include "backend.h"
 #include "page.h"
 
-#define SHM_MAGIC       0x706772756e73686dull
-#define SHM_VERSION     1u
-#define SHM_GROUPS      4096 /* groups alive at a time in a world; a power of two */
-#define SHM_TEXT        1000 /* bytes of a shared message */
-#define SHM_PIPE_BYTES  (1 << 20) /* what a send may leave before its receiver comes */
-#define SHM_DIRECT      (32 << 10) /* allreduce: up to here, over all ranks, each adds all by itself */
-#define SHM_LINE        64
+#define SHM_MAGIC      0x706772756e73686dull
+#define SHM_VERSION    1u
+#define SHM_GROUPS     4096      /* groups alive at a time in a world; a power of two */
+#define SHM_TEXT       1000      /* bytes of a shared message */
+#define SHM_PIPE_BYTES (1 << 20) /* what a send may leave before its receiver comes */
+#define SHM_DIRECT     (32 << 10) /* allreduce: up to here, over all ranks, each adds all by itself */
+#define SHM_LINE       64
 
 /* ---- the segment ---- */
 /* A message set once by whoever comes first: 0 not set, 1 being written, 2 readable. */
@@ -39,23 +39,23 @@ typedef struct {
 
 typedef struct {
     _Atomic uint32_t used;
-    int32_t size;    /* members its memory is made for; 0: none yet */
-    int64_t offset;  /* of its region in the file */
+    int32_t size;   /* members its memory is made for; 0: none yet */
+    int64_t offset; /* of its region in the file */
 } shm_slot;
 
 typedef struct {
     uint64_t magic;
     uint32_t version, ranks;
-    uint64_t owner;                          /* user id */
-    _Atomic int64_t top;                     /* where the next region may begin */
-    shm_notice dead, failed;                 /* by the launcher; by a rank that saw it */
-    _Atomic uint32_t forming[PG_SHM_RANKS];  /* what this rank is leading in: see shm_group.c */
-    shm_slot slots[SHM_GROUPS];              /* slot 0 is the world */
+    uint64_t owner;                         /* user id */
+    _Atomic int64_t top;                    /* where the next region may begin */
+    shm_notice dead, failed;                /* by the launcher; by a rank that saw it */
+    _Atomic uint32_t forming[PG_SHM_RANKS]; /* what this rank is leading in: see shm_group.c */
+    shm_slot slots[SHM_GROUPS];             /* slot 0 is the world */
     _Alignas(SHM_LINE) pg_page pages[];
 } shm_control;
 
 /* A rank's place in a group; a cache line. */
-typedef struct shm_seat {
+typedef struct {
     _Alignas(SHM_LINE) _Atomic uint64_t posted;
     _Atomic uint32_t joined, reforms;
 } shm_seat;
@@ -65,7 +65,7 @@ typedef struct {
     uint64_t number; /* of the call in its group */
     int64_t count;
     int32_t kind, dtype, root, reduce;
-    char rest[32];   /* of its cache line */
+    char rest[32]; /* of its cache line */
 } shm_call;
 
 /* A pair's pipe: a ring of bytes in which messages follow each other, each behind a shm_call. */
@@ -77,17 +77,27 @@ typedef struct {
 
 typedef struct {
     int32_t size;
-    _Atomic uint32_t ready, left;      /* all have joined; members that have freed it */
+    _Atomic uint32_t ready, left; /* all have joined; members that have freed it */
     char name[48];
-    int32_t members[PG_SHM_RANKS];     /* world ranks */
-    shm_notice broken;                 /* cancelled, or failed on some member */
+    int32_t members[PG_SHM_RANKS]; /* world ranks */
+    shm_notice broken;             /* cancelled, or failed on some member */
     _Alignas(SHM_LINE) shm_seat seats[];
     /* then, each from a page boundary: two buffers a member, size * size pipes */
 } shm_region;
 
 /* ---- in this process ---- */
-enum shm_kind { SHM_ALLREDUCE, SHM_ALLGATHER, SHM_REDUCESCATTER, SHM_BROADCAST, SHM_BARRIER,
-                SHM_SEND, SHM_RECV, SHM_SPLIT, SHM_REFORM, SHM_NKINDS };
+enum shm_kind {
+    SHM_ALLREDUCE,
+    SHM_ALLGATHER,
+    SHM_REDUCESCATTER,
+    SHM_BROADCAST,
+    SHM_BARRIER,
+    SHM_SEND,
+    SHM_RECV,
+    SHM_SPLIT,
+    SHM_REFORM,
+    SHM_NKINDS
+};
 extern const char *const shm_kind_names[SHM_NKINDS];
 
 typedef struct shm_op shm_op;
@@ -100,16 +110,16 @@ typedef struct shm_lane {
 } shm_lane;
 
 struct shm_group {
-    shm_region *region;      /* NULL after shutdown */
+    shm_region *region; /* NULL after shutdown */
     char name[48];
     int slot, rank, size;
-    int *members;            /* world ranks */
-    uint64_t posts;          /* what the own seat says */
-    uint64_t turn, calls;    /* buffers filled; calls started */
-    uint32_t seen;           /* while it forms: the announcement looked at last */
-    int reforming;           /* 0 no, 1 waiting for all to arrive, 2 for all to be clean */
-    shm_lane *lanes;         /* 0: collectives; 1 + p: to p; 1 + size + p: from p */
-    shm_group *next;         /* all groups of the process */
+    int *members;         /* world ranks */
+    uint64_t posts;       /* what the own seat says */
+    uint64_t turn, calls; /* buffers filled; calls started */
+    uint32_t seen;        /* while it forms: the announcement looked at last */
+    int reforming;        /* 0 no, 1 waiting for all to arrive, 2 for all to be clean */
+    shm_lane *lanes;      /* 0: collectives; 1 + p: to p; 1 + size + p: from p */
+    shm_group *next;      /* all groups of the process */
 };
 
 enum shm_state { SHM_QUEUED, SHM_RUNNING, SHM_DONE };
@@ -119,7 +129,7 @@ struct shm_op {
     shm_op *next;
     shm_lane *lane;
     shm_group *group;
-    int (*advance)(shm_op *op);  /* one step if it can be made now; never waits */
+    int (*advance)(shm_op *op);                  /* one step if it can be made now; never waits */
     int (*blocker)(const shm_op *op, int after); /* next member > after it waits for, or -1 */
     shm_call call;
     const char *in;
@@ -134,18 +144,18 @@ struct shm_op {
 /* The state of this process in its world, one for the process; `lock` guards everything in it and
  * in its groups and operations. */
 typedef struct {
-    shm_control *control;    /* NULL: not joined, or left */
-    int fd, rank, size;
+    shm_control *control; /* NULL: not joined, or left */
+    int fd, rank;
     shm_group *world, *groups;
-    shm_lane active;         /* head of the ring of lanes with work */
-    uint32_t led;            /* groups this rank has led in */
-    int64_t limit;           /* ns an operation may stand still */
+    shm_lane active; /* head of the ring of lanes with work */
+    uint32_t led;    /* groups this rank has led in */
+    int64_t limit;   /* ns an operation may stand still */
 } shm_world;
 extern shm_world shm;
 
 /* shm_block.c */
 int64_t shm_region_bytes(int size);
-int64_t shm_stage_bytes(int size);       /* of one buffer, without its shm_call */
+int64_t shm_stage_bytes(int size); /* of one buffer, without its shm_call */
 shm_call *shm_stage(const shm_group *g, int member, uint64_t turn);
 shm_pipe *shm_pipe_of(const shm_group *g, int from, int to);
 int shm_region_map(shm_region **out, int slot);
@@ -153,7 +163,7 @@ void shm_region_unmap(shm_region *r, int size);
 void shm_notice_set(shm_notice *n, int code, const char *text); /* the first one counts */
 const shm_notice *shm_notice_get(const shm_notice *n);          /* NULL if not set */
 const shm_notice *shm_world_broken(void);
-void shm_wake(const shm_group *g);       /* all members but this rank */
+void shm_wake(const shm_group *g); /* all members but this rank */
 void shm_wake_all(shm_control *c);
 
 /* shm_join.c */
@@ -162,7 +172,7 @@ int shm_join_by_socket(int *fd, const char *host, int port, const char *job, int
 
 /* shm_group.c */
 int shm_group_new(shm_group **out, const int *members, int size, int rank, const char *name);
-void shm_group_drop(shm_group *g);       /* its memory in this process */
+void shm_group_drop(shm_group *g); /* its memory in this process */
 int shm_split(void **impl, void *parent, const int32_t *ranks, int n, const char *name);
 void shm_free(void *impl);
 int shm_cancel(void *impl, const char *reason);
@@ -185,7 +195,7 @@ int shm_wait(void *ticket);
 void shm_lock(void);
 void shm_unlock(void);
 void shm_abandon(shm_group *g, int code, const char *text); /* end all its operations; locked */
-void shm_stop(void);                       /* end the thread and all operations */
+void shm_stop(void);                                        /* end the thread and all operations */
 
 /* shm_watch.c */
 int shm_fail(shm_op *op, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -36,9 +36,7 @@ static int64_t stage_stride(int size) {
 static int64_t pipes_at(int size) { return stages_at(size) + 2 * size * stage_stride(size); }
 static int64_t pipe_stride(void) { return round_page((int64_t)sizeof(shm_pipe)) + SHM_PIPE_BYTES; }
 
-int64_t shm_region_bytes(int size) {
-    return pipes_at(size) + (int64_t)size * size * pipe_stride();
-}
+int64_t shm_region_bytes(int size) { return pipes_at(size) + (int64_t)size * size * pipe_stride(); }
 
 shm_call *shm_stage(const shm_group *g, int member, uint64_t turn) {
     int64_t which = 2 * member + (int64_t)(turn & 1);
@@ -59,15 +57,19 @@ int pg_shm_create(int ranks) {
     if (fd < 0) return pg_fail(PG_ECOMM, "shm: memfd_create: %s", strerror(errno));
     void *map = MAP_FAILED;
     if (ftruncate(fd, first + shm_region_bytes(ranks)) == 0)
-        map = mmap(NULL, (size_t)(first + stages_at(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        map = mmap(NULL, (size_t)(first + stages_at(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                   0);
     if (map == MAP_FAILED) {
         int why = errno;
         close(fd);
         return pg_fail(PG_ECOMM, "shm: cannot map the ranks' shared block: %s", strerror(why));
     }
     shm_control *c = map;
-    *c = (shm_control){.magic = SHM_MAGIC, .version = SHM_VERSION, .ranks = (uint32_t)ranks,
-                       .owner = geteuid(), .top = first + shm_region_bytes(ranks)};
+    *c = (shm_control){.magic = SHM_MAGIC,
+                       .version = SHM_VERSION,
+                       .ranks = (uint32_t)ranks,
+                       .owner = geteuid(),
+                       .top = first + shm_region_bytes(ranks)};
     c->slots[0] = (shm_slot){.used = 1, .size = ranks, .offset = first};
     shm_region *world = (shm_region *)((char *)map + first);
     world->size = ranks;
@@ -84,8 +86,10 @@ int pg_shm_create(int ranks) {
 int pg_shm_map(void **map, int fd) {
     struct stat st;
     if (fstat(fd, &st) != 0)
-        return pg_fail(PG_ECOMM, "shm: file descriptor %d of PG_SHM_FD: %s; it comes from pgrun's "
-                       "launcher, unset it to start without one", fd, strerror(errno));
+        return pg_fail(PG_ECOMM,
+                       "shm: file descriptor %d of PG_SHM_FD: %s; it comes from pgrun's "
+                       "launcher, unset it to start without one",
+                       fd, strerror(errno));
     if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size < control_bytes(1))
         return pg_fail(PG_ECOMM, "shm: file descriptor %d is not this user's block of ranks", fd);
     shm_control *c = mmap(NULL, (size_t)control_bytes(1), PROT_READ, MAP_SHARED, fd, 0);
@@ -95,8 +99,10 @@ int pg_shm_map(void **map, int fd) {
                ranks >= 1 && ranks <= PG_SHM_RANKS && st.st_size >= control_bytes(ranks);
     munmap(c, (size_t)control_bytes(1));
     if (!ours)
-        return pg_fail(PG_ECOMM, "shm: file descriptor %d is no block of ranks of this pgrun "
-                       "(another version?)", fd);
+        return pg_fail(PG_ECOMM,
+                       "shm: file descriptor %d is no block of ranks of this pgrun "
+                       "(another version?)",
+                       fd);
     *map = mmap(NULL, (size_t)control_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (*map == MAP_FAILED) return pg_fail(PG_ECOMM, "shm: mmap: %s", strerror(errno));
     return PG_OK;

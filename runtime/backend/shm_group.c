@@ -75,7 +75,8 @@ static int lead(shm_group *g) {
     pg_page_write(r->name, sizeof r->name, g->name);
     for (int i = 0; i < g->size; i++) r->members[i] = g->members[i];
     atomic_store(&r->seats[g->rank].joined, 1);
-    atomic_store(&shm.control->forming[shm.rank], shm.led++ * 2 * SHM_GROUPS + (uint32_t)g->slot + 1);
+    atomic_store(&shm.control->forming[shm.rank],
+                 shm.led++ * 2 * SHM_GROUPS + (uint32_t)g->slot + 1);
     shm_wake(g);
     return SHM_MOVED;
 }
@@ -131,8 +132,10 @@ static int join(shm_op *op, shm_region *r) {
     char a[240], b[240], text[SHM_TEXT];
     list_text(a, sizeof a, r->name, r->members, r->size);
     list_text(b, sizeof b, g->name, g->members, g->size);
-    snprintf(text, sizeof text, "rank %d splits off %s, rank %d splits off %s; all ranks of a group "
-             "must name it and list it alike", g->members[0], a, shm.rank, b);
+    snprintf(text, sizeof text,
+             "rank %d splits off %s, rank %d splits off %s; all ranks of a group "
+             "must name it and list it alike",
+             g->members[0], a, shm.rank, b);
     shm_notice_set(&r->broken, PG_ECOMM, text);
     atomic_store(&r->seats[seat].joined, 1);
     shm_wake_all(shm.control);
@@ -192,7 +195,8 @@ static void leave(shm_group *g) {
     shm_slot *s = &shm.control->slots[g->slot];
     int last = atomic_fetch_add(&g->region->left, 1) + 1 == (uint32_t)g->size;
     if (!last || g->slot == 0) return;
-    fallocate(shm.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, s->offset, shm_region_bytes(g->size));
+    fallocate(shm.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, s->offset,
+              shm_region_bytes(g->size));
     atomic_store(&s->used, 0);
 }
 
@@ -217,7 +221,8 @@ void shm_free(void *impl) {
 int shm_cancel(void *impl, const char *reason) {
     shm_group *g = impl;
     char text[SHM_TEXT];
-    if (!g->region) return pg_fail(PG_ECOMM, "comm_cancel %s: this rank has left its world", g->name);
+    if (!g->region)
+        return pg_fail(PG_ECOMM, "comm_cancel %s: this rank has left its world", g->name);
     snprintf(text, sizeof text, "cancelled by rank %d: %.900s", shm.rank, reason ? reason : "");
     shm_lock();
     shm_notice_set(&g->region->broken, PG_ECANCEL, text);
@@ -274,7 +279,8 @@ static int advance_reform(shm_op *op) {
 int shm_reform(void *impl) {
     shm_group *g = impl;
     void *ticket;
-    if (!g->region) return pg_fail(PG_ECOMM, "comm_reform %s: this rank has left its world", g->name);
+    if (!g->region)
+        return pg_fail(PG_ECOMM, "comm_reform %s: this rank has left its world", g->name);
     shm_op *op = shm_op_new(g, &g->lanes[0], (shm_call){.kind = SHM_REFORM});
     if (!op) return PG_ENOMEM;
     op->advance = advance_reform;

@@ -17,8 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RETRY_MS   10   /* between two attempts to reach rank 0 */
-#define ANSWER_MS  5000 /* a caller has that long to say who it is */
+#define RETRY_MS  10   /* between two attempts to reach rank 0 */
+#define ANSWER_MS 5000 /* a caller has that long to say who it is */
 
 typedef struct {
     uint64_t magic;
@@ -53,9 +53,7 @@ static int same_user(int s) {
     return getsockopt(s, SOL_SOCKET, SO_PEERCRED, &other, &bytes) == 0 && other.uid == geteuid();
 }
 
-static void nap_ms(int ms) {
-    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL);
-}
+static void nap_ms(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL); }
 
 /* 1 readable, 0 not within ms. */
 static int readable(int s, int ms) {
@@ -64,7 +62,10 @@ static int readable(int s, int ms) {
 }
 
 static int give(int s, int fd, const answer *a) {
-    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
     struct iovec data = {.iov_base = (void *)a, .iov_len = sizeof *a};
     struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1};
     memset(&control, 0, sizeof control);
@@ -72,17 +73,22 @@ static int give(int s, int fd, const answer *a) {
         m.msg_control = &control;
         m.msg_controllen = sizeof control;
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        *c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-                              .cmsg_len = CMSG_LEN(sizeof fd)};
+        *c = (struct cmsghdr){
+            .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
         memcpy(CMSG_DATA(c), &fd, sizeof fd);
     }
     return sendmsg(s, &m, MSG_NOSIGNAL) == (ssize_t)sizeof *a;
 }
 
 static int receive(int s, int *fd, answer *a) {
-    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
     struct iovec data = {.iov_base = a, .iov_len = sizeof *a};
-    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
+    struct msghdr m = {.msg_iov = &data,
+                       .msg_iovlen = 1,
+                       .msg_control = &control,
                        .msg_controllen = sizeof control};
     if (recvmsg(s, &m, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *a)
         return pg_fail(PG_ECOMM, "ranks: rank 0 went away while ranks were joining");
@@ -104,11 +110,11 @@ static void welcome(int s, int fd, int size, char *came) {
     if (h.version != SHM_VERSION)
         snprintf(a.text, sizeof a.text, "it runs another version of pgrun");
     else if (h.size != size)
-        snprintf(a.text, sizeof a.text, "rank %d says %d ranks, rank 0 says %d", h.rank, h.size, size);
+        snprintf(a.text, sizeof a.text, "rank %d says %d ranks, rank 0 says %d", h.rank, h.size,
+                 size);
     else if (h.rank < 1 || h.rank >= size || came[h.rank])
         snprintf(a.text, sizeof a.text, "rank %d is out of range or there twice", h.rank);
-    else
-        a.welcome = 1;
+    else a.welcome = 1;
     if (give(s, fd, &a) && a.welcome) came[h.rank] = 1;
 }
 
@@ -116,7 +122,8 @@ static void missing(char *text, size_t bytes, const char *came, int size) {
     size_t used = 0;
     text[0] = 0;
     for (int r = 1; r < size && used + 16 < bytes; r++)
-        if (!came[r]) used += (size_t)snprintf(text + used, bytes - used, "%s%d", used ? ", " : "", r);
+        if (!came[r])
+            used += (size_t)snprintf(text + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
 
 static int bind_until(int s, const struct sockaddr_un *a, socklen_t bytes, int64_t deadline) {
@@ -124,7 +131,8 @@ static int bind_until(int s, const struct sockaddr_un *a, socklen_t bytes, int64
         if (errno != EADDRINUSE) return pg_fail(PG_ECOMM, "ranks: bind: %s", strerror(errno));
         PG_POLL();
         if (pg_page_clock() > deadline)
-            return pg_fail(PG_ECOMM, "ranks: another job of this user is starting under the same "
+            return pg_fail(PG_ECOMM,
+                           "ranks: another job of this user is starting under the same "
                            "MASTER_ADDR and MASTER_PORT; give this one another MASTER_PORT");
         nap_ms(RETRY_MS);
     }
@@ -164,7 +172,7 @@ static int call_at(int s, const struct sockaddr_un *a, socklen_t bytes, int64_t 
     }
     return same_user(s) ? PG_OK
                         : pg_fail(PG_ECOMM, "ranks: another user holds the place of rank 0; choose "
-                                  "another MASTER_PORT");
+                                            "another MASTER_PORT");
 }
 
 static int ask(int s, int *fd, int rank, int size, int64_t deadline) {

@@ -40,7 +40,8 @@ static void put(shm_op *op, int64_t c) {
     switch (op->call.kind) {
     case SHM_REDUCESCATTER: /* a part for each member, one behind the other */
         for (int j = 0; j < g->size; j++)
-            move_in(to + j * n * size, op->in + (j * op->call.count + c * op->chunk) * size, n * size);
+            move_in(to + j * n * size, op->in + (j * op->call.count + c * op->chunk) * size,
+                    n * size);
         break;
     case SHM_BROADCAST:
         if (g->rank != op->call.root) break;
@@ -104,7 +105,8 @@ static int compare(shm_op *op) {
         const shm_call *other = shm_stage(g, j, op->turn);
         if (same_call(first, other)) continue;
         char a[96], b[96];
-        return shm_fail(op, PG_ECOMM, "group %s: rank %d calls %s, rank %d calls %s (call %llu of the "
+        return shm_fail(op, PG_ECOMM,
+                        "group %s: rank %d calls %s, rank %d calls %s (call %llu of the "
                         "group); all its ranks must make the same calls in the same order",
                         g->name, g->members[0], shm_call_text(a, sizeof a, first), g->members[j],
                         shm_call_text(b, sizeof b, other), (unsigned long long)first->number);
@@ -142,7 +144,8 @@ static int advance(shm_op *op) {
     if (op->step == 0) start_call(op);
     if (op->step == 1) PG_TRY(compare(op));
     if (op->step % steps == 1 % steps && steps == 2) {
-        int64_t n = extent(op, c), from = slice_at(op, n, g->rank), to = slice_at(op, n, g->rank + 1);
+        int64_t n = extent(op, c), from = slice_at(op, n, g->rank),
+                to = slice_at(op, n, g->rank + 1);
         fold(op, c, buffer(op, g->rank, c) + from * size_of(op), from, to);
     } else {
         if (c > 0) take(op, c - 1);

@@ -11,7 +11,9 @@
 #define HEAD  ((int64_t)sizeof(shm_call))
 
 static int is_send(const shm_op *op) { return op->call.kind == SHM_SEND; }
-static int64_t all_bytes(const shm_op *op) { return op->call.count * pg_dtype_size(op->call.dtype); }
+static int64_t all_bytes(const shm_op *op) {
+    return op->call.count * pg_dtype_size(op->call.dtype);
+}
 
 static shm_pipe *pipe_of(const shm_op *op) {
     int me = op->group->rank, peer = op->call.root;
@@ -42,10 +44,11 @@ static void ring_read(const shm_pipe *p, uint64_t at, void *to, int64_t bytes) {
 static int unexpected(shm_op *op, const shm_call *sent) {
     shm_group *g = op->group;
     char a[96], b[96], text[SHM_TEXT];
-    snprintf(text, sizeof text, "group %s: rank %d calls %s to rank %d, which calls %s; both sides "
-             "must name the same dtype and count", g->name, g->members[op->call.root],
-             shm_call_text(a, sizeof a, sent), g->members[g->rank],
-             shm_call_text(b, sizeof b, &op->call));
+    snprintf(text, sizeof text,
+             "group %s: rank %d calls %s to rank %d, which calls %s; both sides "
+             "must name the same dtype and count",
+             g->name, g->members[op->call.root], shm_call_text(a, sizeof a, sent),
+             g->members[g->rank], shm_call_text(b, sizeof b, &op->call));
     shm_notice_set(&g->region->broken, PG_ECOMM, text);
     shm_wake(g);
     return shm_fail(op, PG_ECOMM, "%s", text);

@@ -18,17 +18,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#define YIELDS 50             /* before sleeping; more gains nothing with more ranks than cores */
-#define SLICE  100000000ll    /* ns: how long to sleep before looking round for death and time */
+#define YIELDS 50          /* before sleeping; more gains nothing with more ranks than cores */
+#define SLICE  100000000ll /* ns: how long to sleep before looking round for death and time */
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t work;      /* the progress thread waits here while it has nothing to drive */
+    pthread_cond_t work; /* the progress thread waits here while it has nothing to drive */
     pthread_t thread;
     int started, quit;
-    int callers, detached;    /* drivers in shm_wait; detached operations not yet done */
+    int callers, detached; /* drivers in shm_wait; detached operations not yet done */
     unsigned passes;
-    int64_t looked;           /* ns: when all operations were last watched */
+    int64_t looked; /* ns: when all operations were last watched */
 } engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER};
 
 void shm_lock(void) { pthread_mutex_lock(&engine.lock); }

@@ -68,7 +68,12 @@ static void narrow_f16(uint16_t *restrict y, const float *restrict x, int64_t n)
 /* n <= BLOCK.  Whole results are built aside, since y may be one of the sources. */
 static void reduce_block(char *y, const void *const *x, int sources, int64_t at, int64_t n,
                          int dtype, int op) {
-    union { float f32[BLOCK]; double f64[BLOCK]; int32_t i32[BLOCK]; int64_t i64[BLOCK]; } sum;
+    union {
+        float f32[BLOCK];
+        double f64[BLOCK];
+        int32_t i32[BLOCK];
+        int64_t i64[BLOCK];
+    } sum;
     float wide[BLOCK];
     int64_t size = pg_dtype_size(dtype);
     int half = dtype == PG_BF16 || dtype == PG_F16;

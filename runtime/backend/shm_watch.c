@@ -6,23 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const shm_kind_names[SHM_NKINDS] = {
-    "allreduce", "allgather", "reducescatter", "broadcast", "barrier",
-    "send",      "recv",      "comm_split",    "comm_reform"};
+const char *const shm_kind_names[SHM_NKINDS] = {"allreduce", "allgather",  "reducescatter",
+                                                "broadcast", "barrier",    "send",
+                                                "recv",      "comm_split", "comm_reform"};
 
 const char *shm_call_text(char *text, size_t bytes, const shm_call *c) {
     static const char *const reduce_names[] = {"sum", "max", "min"};
     int kind = c->kind >= 0 && c->kind < SHM_NKINDS ? c->kind : SHM_BARRIER;
     const char *name = shm_kind_names[kind], *dtype = pg_dtype_name(c->dtype);
     long long count = (long long)c->count;
-    if (kind == SHM_BARRIER)
-        snprintf(text, bytes, "%s", name);
+    if (kind == SHM_BARRIER) snprintf(text, bytes, "%s", name);
     else if (kind == SHM_BROADCAST)
         snprintf(text, bytes, "%s %s x %lld from root %d", name, dtype, count, c->root);
     else if (c->reduce > PG_OP_SUM && c->reduce <= PG_OP_MIN)
         snprintf(text, bytes, "%s (%s) %s x %lld", name, reduce_names[c->reduce], dtype, count);
-    else
-        snprintf(text, bytes, "%s %s x %lld", name, dtype, count);
+    else snprintf(text, bytes, "%s %s x %lld", name, dtype, count);
     return text;
 }
 
@@ -80,8 +78,7 @@ static int peer_died(shm_op *op, int peer) {
     long long step = (long long)p->step;
     snprintf(state, sizeof state, "rank %d (pid %d) died", peer, (int)p->pid);
     size_t used = strlen(state);
-    if (p->failure[0])
-        snprintf(state + used, sizeof state - used, ": %.500s", p->failure);
+    if (p->failure[0]) snprintf(state + used, sizeof state - used, ": %.500s", p->failure);
     else if (step >= 0)
         snprintf(state + used, sizeof state - used, " at step %lld%s%.150s", step,
                  p->where[0] ? ", last at " : "", p->where);
@@ -94,9 +91,11 @@ static int peer_died(shm_op *op, int peer) {
 static int too_late(shm_op *op, int peer, double waited) {
     const shm_group *g = op->group;
     char text[2 * SHM_TEXT], call[128];
-    snprintf(text, sizeof text, "%s (%s): rank %d waited %.1f s for rank %d, time limit %.6g s "
-             "(PGRUN_TIMEOUT)", shm_call_text(call, sizeof call, &op->call), g->name, shm.rank,
-             waited, peer, (double)shm.limit * 1e-9);
+    snprintf(text, sizeof text,
+             "%s (%s): rank %d waited %.1f s for rank %d, time limit %.6g s "
+             "(PGRUN_TIMEOUT)",
+             shm_call_text(call, sizeof call, &op->call), g->name, shm.rank, waited, peer,
+             (double)shm.limit * 1e-9);
     for (int i = 0; i < g->size; i++) {
         size_t used = strlen(text);
         char state[800];

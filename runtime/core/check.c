@@ -68,8 +68,8 @@ int pg_check_is(const char *op, const char *name, const pg_tensor *x, int dtype)
 
 int pg_check_holds(const char *op, const char *name, const pg_tensor *x, int64_t count) {
     if (x->count == count) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: %s is %s; it must hold %lld numbers", op, name,
-                   pg_shape_text(x), (long long)count);
+    return pg_fail(PG_ESHAPE, "%s: %s is %s; it must hold %lld numbers", op, name, pg_shape_text(x),
+                   (long long)count);
 }
 
 int pg_check_apart(const char *op, const char *name_y, const pg_tensor *y, const char *name_x,
@@ -80,8 +80,7 @@ int pg_check_apart(const char *op, const char *name_y, const pg_tensor *y, const
     int64_t x0 = x->first * size_x, x1 = x0 + x->count * size_x;
     if (y1 <= x0 || x1 <= y0 || (in_place && y0 == x0 && y1 == x1)) return PG_OK;
     return pg_fail(PG_EINVAL, "%s: %s %s and %s %s share memory%s; write to another tensor", op,
-                   name_y, pg_shape_text(y), name_x, pg_shape_text(x),
-                   in_place ? " in part" : "");
+                   name_y, pg_shape_text(y), name_x, pg_shape_text(x), in_place ? " in part" : "");
 }
 
 int pg_check_kind(const char *op, int kind, int kinds) {

@@ -29,12 +29,12 @@
         PG_SAME_DTYPE(op, x, y);                                                                   \
         PG_SAME_SHAPE(op, x, y);                                                                   \
     } while (0)
-#define PG_FLOATING(op, x)      PG_TRY(pg_check_floating(op, #x, x))
-#define PG_HAS_DTYPE(op, x, d)  PG_TRY(pg_check_is(op, #x, x, d))
-#define PG_HAS_COUNT(op, x, n)  PG_TRY(pg_check_holds(op, #x, x, n))
+#define PG_FLOATING(op, x)     PG_TRY(pg_check_floating(op, #x, x))
+#define PG_HAS_DTYPE(op, x, d) PG_TRY(pg_check_is(op, #x, x, d))
+#define PG_HAS_COUNT(op, x, n) PG_TRY(pg_check_holds(op, #x, x, n))
 /* y shares no number with x; or at most all of them, in place (for elementwise kernels). */
-#define PG_APART(op, y, x)      PG_TRY(pg_check_apart(op, #y, y, #x, x, 0))
-#define PG_IN_PLACE(op, y, x)   PG_TRY(pg_check_apart(op, #y, y, #x, x, 1))
+#define PG_APART(op, y, x)    PG_TRY(pg_check_apart(op, #y, y, #x, x, 0))
+#define PG_IN_PLACE(op, y, x) PG_TRY(pg_check_apart(op, #y, y, #x, x, 1))
 
 int pg_check_given(const char *op, const char *names, const pg_tensor *const *list, int n);
 int pg_check_open(const pg_backend **b, const char *op, const pg_tensor *const *list, int n);

@@ -17,14 +17,14 @@ struct pg_comm {
 
 struct pg_work {
     const pg_collective_ops *ops;
-    void *ticket;                 /* NULL: it was done at once */
+    void *ticket; /* NULL: it was done at once */
     pg_tensor *held[2];
 };
 
 /* The process's ranks; joined once. */
 static struct {
     int joined;
-    double limit;                 /* of pg_comm_timeout; 0: not called */
+    double limit; /* of pg_comm_timeout; 0: not called */
     pg_comm comm;
 } world;
 
@@ -55,8 +55,8 @@ static int check_comm(const char *op, const pg_comm *c) {
 static int check_list(const pg_comm *parent, const int32_t *ranks, int n, int *rank) {
     *rank = -1;
     if (!ranks || n < 1 || n > parent->size)
-        return pg_fail(PG_EINVAL, "comm_split: %d ranks out of group %s, which has %d", n, parent->name,
-                       parent->size);
+        return pg_fail(PG_EINVAL, "comm_split: %d ranks out of group %s, which has %d", n,
+                       parent->name, parent->size);
     for (int i = 0; i < n; i++) {
         if (ranks[i] < 0 || ranks[i] >= parent->size)
             return pg_fail(PG_EINVAL, "comm_split: rank %d; group %s has ranks 0 to %d", ranks[i],
@@ -67,7 +67,8 @@ static int check_list(const pg_comm *parent, const int32_t *ranks, int n, int *r
         if (ranks[i] == parent->rank) *rank = i;
     }
     if (*rank < 0)
-        return pg_fail(PG_EINVAL, "comm_split: rank %d is not in its list; only listed ranks call it",
+        return pg_fail(PG_EINVAL,
+                       "comm_split: rank %d is not in its list; only listed ranks call it",
                        parent->rank);
     return PG_OK;
 }
@@ -155,7 +156,8 @@ static int check_tensor(const char *op, const pg_tensor *t) {
 }
 
 static int check_sum(const char *op, const pg_tensor *t, int reduce) {
-    if (t->dtype == PG_U8) return pg_fail(PG_EINVAL, "%s: u8 is not summed over ranks; use i32", op);
+    if (t->dtype == PG_U8)
+        return pg_fail(PG_EINVAL, "%s: u8 is not summed over ranks; use i32", op);
     if (reduce < PG_OP_SUM || reduce > PG_OP_MIN)
         return pg_fail(PG_EINVAL, "%s: reduce op %d; 0 is sum, 1 max, 2 min", op, reduce);
     return PG_OK;
@@ -163,17 +165,18 @@ static int check_sum(const char *op, const pg_tensor *t, int reduce) {
 
 static int check_rank(const char *op, const pg_comm *c, const char *role, int rank) {
     if (rank >= 0 && rank < c->size) return PG_OK;
-    return pg_fail(PG_EINVAL, "%s (%s): %s %d; the group has ranks 0 to %d", op, c->name, role, rank,
-                   c->size - 1);
+    return pg_fail(PG_EINVAL, "%s (%s): %s %d; the group has ranks 0 to %d", op, c->name, role,
+                   rank, c->size - 1);
 }
 
 /* whole holds a part of each rank. */
 static int check_parts(const char *op, const pg_comm *c, const pg_tensor *whole,
                        const pg_tensor *part) {
     if (whole->dtype == part->dtype && whole->count == part->count * c->size) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s (%s): %s for %d ranks and %s for one; dtypes must be equal and the "
-                   "counts %d to 1", op, c->name, pg_shape_text(whole), c->size, pg_shape_text(part),
-                   c->size);
+    return pg_fail(PG_ESHAPE,
+                   "%s (%s): %s for %d ranks and %s for one; dtypes must be equal and the "
+                   "counts %d to 1",
+                   op, c->name, pg_shape_text(whole), c->size, pg_shape_text(part), c->size);
 }
 
 /* 1: nobody to talk to, or shapes alone; what is left is to copy in to out (where they differ). */
@@ -210,8 +213,8 @@ int pg_allgather(pg_comm *c, pg_tensor *out, const pg_tensor *in, pg_work **work
     PG_TRY(check_parts("allgather", c, out, in));
     PG_TRY(begin(&w, work, "allgather", out, in));
     int code = is_local(c) ? copy_local(out, in)
-                           : c->ops->allgather(c->impl, pg_tensor_at(out), pg_tensor_at(in), in->count,
-                                               in->dtype, &ticket);
+                           : c->ops->allgather(c->impl, pg_tensor_at(out), pg_tensor_at(in),
+                                               in->count, in->dtype, &ticket);
     return finish(c, w, work, code, ticket);
 }
 
@@ -248,7 +251,8 @@ int pg_broadcast(pg_comm *c, pg_tensor *t, int root, pg_work **work) {
 static int check_peer(const char *op, const pg_comm *c, int peer) {
     PG_TRY(check_rank(op, c, "peer", peer));
     if (peer != c->rank) return PG_OK;
-    return pg_fail(PG_EINVAL, "%s (%s): peer %d is this rank itself; copy instead", op, c->name, peer);
+    return pg_fail(PG_EINVAL, "%s (%s): peer %d is this rank itself; copy instead", op, c->name,
+                   peer);
 }
 
 int pg_send(pg_comm *c, const pg_tensor *t, int peer, pg_work **work) {
@@ -260,7 +264,8 @@ int pg_send(pg_comm *c, const pg_tensor *t, int peer, pg_work **work) {
     PG_TRY(check_tensor("send", t));
     PG_TRY(check_peer("send", c, peer));
     PG_TRY(begin(&w, work, "send", t, NULL));
-    if (!is_local(c)) code = c->ops->send(c->impl, pg_tensor_at(t), t->count, t->dtype, peer, &ticket);
+    if (!is_local(c))
+        code = c->ops->send(c->impl, pg_tensor_at(t), t->count, t->dtype, peer, &ticket);
     return finish(c, w, work, code, ticket);
 }
 
@@ -273,7 +278,8 @@ int pg_recv(pg_comm *c, pg_tensor *t, int peer, pg_work **work) {
     PG_TRY(check_tensor("recv", t));
     PG_TRY(check_peer("recv", c, peer));
     PG_TRY(begin(&w, work, "recv", t, NULL));
-    if (!is_local(c)) code = c->ops->recv(c->impl, pg_tensor_at(t), t->count, t->dtype, peer, &ticket);
+    if (!is_local(c))
+        code = c->ops->recv(c->impl, pg_tensor_at(t), t->count, t->dtype, peer, &ticket);
     return finish(c, w, work, code, ticket);
 }
 

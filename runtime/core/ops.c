@@ -18,8 +18,8 @@ int pg_copy(pg_tensor *y, const pg_tensor *x) {
     if (y->dtype != x->dtype) PG_APART("copy", y, x);
     PG_OPEN(b, "copy", y, x);
     if (y->dtype == x->dtype)
-        return b->memory->copy(pg_tensor_at(y), pg_tensor_at(x),
-                               y->count * pg_dtype_size(y->dtype), b->stream);
+        return b->memory->copy(pg_tensor_at(y), pg_tensor_at(x), y->count * pg_dtype_size(y->dtype),
+                               b->stream);
     return b->kernels->cast(pg_tensor_at(y), pg_tensor_at(x), y->count, y->dtype, x->dtype,
                             b->stream);
 }
@@ -115,8 +115,10 @@ static int check_broadcast(const char *op, const pg_tensor *a, const pg_tensor *
     int skip = a->ndim - b->ndim, fits = skip >= 0;
     for (int i = 0; fits && i < b->ndim; i++) fits = b->dims[i] == a->dims[skip + i];
     if (fits || b->count == 1) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: a is %s, b is %s; b must have the shape of a, its last dims, or "
-                   "one number", op, pg_shape_text(a), pg_shape_text(b));
+    return pg_fail(PG_ESHAPE,
+                   "%s: a is %s, b is %s; b must have the shape of a, its last dims, or "
+                   "one number",
+                   op, pg_shape_text(a), pg_shape_text(b));
 }
 
 int pg_binary(pg_tensor *y, const pg_tensor *a, const pg_tensor *b, int kind, int add) {
@@ -147,7 +149,9 @@ int pg_axpby(pg_tensor *y, const pg_tensor *x, double alpha, double beta) {
 }
 
 /* ---- reductions ---- */
-typedef struct { int64_t outer, n, inner; } split; /* a tensor cut at one dim */
+typedef struct {
+    int64_t outer, n, inner;
+} split; /* a tensor cut at one dim */
 
 /* dim -1, where allowed (`whole`): the tensor is one line. */
 static int cut(split *s, const char *op, const pg_tensor *x, int dim, int whole) {
@@ -168,8 +172,10 @@ static int check_reduced(split *s, const char *op, const pg_tensor *less, const 
     PG_FLOATING(op, full);
     PG_TRY(cut(s, op, full, dim, 1));
     if (less->dtype == full->dtype && less->count == s->outer * s->inner) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: %s without dim %d does not make %s; %lld numbers of the same "
-                   "dtype do", op, pg_shape_text(full), dim, pg_shape_text(less),
+    return pg_fail(PG_ESHAPE,
+                   "%s: %s without dim %d does not make %s; %lld numbers of the same "
+                   "dtype do",
+                   op, pg_shape_text(full), dim, pg_shape_text(less),
                    (long long)(s->outer * s->inner));
 }
 
@@ -208,8 +214,10 @@ int pg_reduce_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *x, const
     PG_POLL();
     split s;
     if (kind != PG_RMAX && kind != PG_RMIN)
-        return pg_fail(PG_EINVAL, "reduce_grad: kind %d; max and min have it, sum and mean use "
-                       "expand", kind);
+        return pg_fail(PG_EINVAL,
+                       "reduce_grad: kind %d; max and min have it, sum and mean use "
+                       "expand",
+                       kind);
     const char *op = reduce_names[kind];
     PG_GIVEN(op, dx, dy, x, y);
     PG_TRY(check_reduced(&s, op, y, x, dim));
@@ -238,9 +246,10 @@ static int check_part(split *s, const char *op, const pg_tensor *part, const pg_
                         : part->dims[i] == whole->dims[i];
     PG_APART(op, part, whole);
     if (fits) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: %s is no part of %s from %lld along dim %d; the other dims must "
-                   "be equal", op, pg_shape_text(part), pg_shape_text(whole), (long long)start,
-                   dim);
+    return pg_fail(PG_ESHAPE,
+                   "%s: %s is no part of %s from %lld along dim %d; the other dims must "
+                   "be equal",
+                   op, pg_shape_text(part), pg_shape_text(whole), (long long)start, dim);
 }
 
 int pg_slice(pg_tensor *y, const pg_tensor *x, int dim, int64_t start, int add) {

@@ -83,8 +83,10 @@ int pg_adamw(pg_tensor *value, const pg_tensor *grad, pg_tensor *m, pg_tensor *v
     PG_TRY(check_state("adamw", v, value));
     PG_APART("adamw", m, v);
     if (!(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1 && eps >= 0))
-        return pg_fail(PG_EINVAL, "adamw: betas %g and %g, eps %g; betas lie in [0,1), eps is not "
-                       "below 0", beta1, beta2, eps);
+        return pg_fail(PG_EINVAL,
+                       "adamw: betas %g and %g, eps %g; betas lie in [0,1), eps is not "
+                       "below 0",
+                       beta1, beta2, eps);
     PG_OPEN(b, "adamw", value, grad, m, v, ends, factors, step);
     PG_TRY(check_ends(b, "adamw", value, ends));
     return b->kernels->adamw(pg_tensor_at(value), pg_tensor_at(grad), pg_tensor_at(m),
@@ -100,13 +102,17 @@ int pg_sgd(pg_tensor *value, const pg_tensor *grad, pg_tensor *m, const pg_tenso
     PG_TRY(check_segment("sgd", value, grad, ends, factors, step));
     if (m) PG_TRY(check_state("sgd", m, value));
     if (!(momentum >= 0) || !isfinite(momentum) || !isfinite(dampening))
-        return pg_fail(PG_EINVAL, "sgd: momentum %g, dampening %g; give finite ones, momentum not "
-                       "below 0", momentum, dampening);
+        return pg_fail(PG_EINVAL,
+                       "sgd: momentum %g, dampening %g; give finite ones, momentum not "
+                       "below 0",
+                       momentum, dampening);
     if (momentum > 0 && !m)
         return pg_fail(PG_EINVAL, "sgd: momentum is %g without a buffer m; give one", momentum);
     if (nesterov && (momentum == 0 || dampening != 0))
-        return pg_fail(PG_EINVAL, "sgd: nesterov with momentum %g, dampening %g; it needs momentum "
-                       "above 0 and dampening 0", momentum, dampening);
+        return pg_fail(PG_EINVAL,
+                       "sgd: nesterov with momentum %g, dampening %g; it needs momentum "
+                       "above 0 and dampening 0",
+                       momentum, dampening);
     PG_OPEN(b, "sgd", value, grad, m, ends, factors, step);
     PG_TRY(check_ends(b, "sgd", value, ends));
     return b->kernels->sgd(pg_tensor_at(value), pg_tensor_at(grad), m ? pg_tensor_at(m) : NULL,

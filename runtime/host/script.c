@@ -318,6 +318,8 @@ int host_run(lua_State *L, const host_options *o) {
         int prompt = host_prompt(L);
         if (!code) code = prompt;
     }
-    int stopped = host_stop_requested(); /* ended early, as it was asked to: not all work was done */
-    return code ? code : stopped ? 128 + stopped : HOST_DONE;
+    int asked = host_stop_requested() ? host_stop_requested() : host_signal_seen();
+    if (!asked) return code;
+    host_signal_heard(30); /* what is left is to close Lua */
+    return code ? code : 128 + asked; /* it ended early, as it was told: not all work was done */
 }

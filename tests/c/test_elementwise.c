@@ -3,7 +3,7 @@
 #include "tensors.h"
 #include "../../kernels/philox.h"
 
-#define DIFFERENCE 1e-6 /* finite differences in f64 agree to this */
+#define DIFFERENCE  1e-6 /* finite differences in f64 agree to this */
 #define UNARY_KINDS (PG_ABS + 1)
 
 static double by_libm(double x, int kind) {
@@ -55,7 +55,8 @@ static void unary_slopes(void **state) {
         pg_tensor *x32 = tensor(PG_F32, n), *dy32 = tensor(PG_F32, n), *dx32 = tensor(PG_F32, n);
         double *want = doubles(n), *got, h = 1e-5;
         for (int64_t i = 0; i < n; i++)
-            want[i] = at(dy, i) * (by_libm(at(x, i) + h, kind) - by_libm(at(x, i) - h, kind)) / 2 / h;
+            want[i] = at(dy, i) * (by_libm(at(x, i) + h, kind) - by_libm(at(x, i) - h, kind)) / 2 /
+                      h;
         ok(pg_unary_grad(dx, dy, x, kind, 0));
         got = numbers_of(dx);
         assert_true(error_norm(got, want, n) < DIFFERENCE);
@@ -75,10 +76,16 @@ static void unary_slopes(void **state) {
 /* A NaN goes through every function, and infinities give their limits. */
 static void unary_ends(void **state) {
     (void)state;
-    const struct { int kind; double minus, plus; } limits[] = {
-        {PG_RELU, 0, INFINITY},   {PG_GELU_TANH, NAN, INFINITY}, {PG_TANH, -1, 1},
-        {PG_SIGMOID, 0, 1},       {PG_EXP, 0, INFINITY},         {PG_LOG, NAN, INFINITY},
-        {PG_SQUARE, INFINITY, INFINITY}};
+    const struct {
+        int kind;
+        double minus, plus;
+    } limits[] = {{PG_RELU, 0, INFINITY},
+                  {PG_GELU_TANH, NAN, INFINITY},
+                  {PG_TANH, -1, 1},
+                  {PG_SIGMOID, 0, 1},
+                  {PG_EXP, 0, INFINITY},
+                  {PG_LOG, NAN, INFINITY},
+                  {PG_SQUARE, INFINITY, INFINITY}};
     pg_tensor *x = tensor(PG_F32, 3), *y = tensor(PG_F32, 3);
     for (int kind = 0; kind < UNARY_KINDS; kind++) {
         ok(pg_fill(x, NAN));
@@ -191,14 +198,17 @@ static void refusals(void **state) {
     pg_tensor *flat = NULL, *part = NULL;
     ok(pg_tensor_view(&flat, a, 0, 1, (int64_t[]){8}));
     ok(pg_tensor_view(&part, a, 1, 1, (int64_t[]){8}));
-    refuses(PG_ESHAPE, "gelu: y is [3,4] f32, x is [4,3] f32; their shapes", pg_unary(a, b, PG_GELU));
-    refuses(PG_ESHAPE, "gelu: y is [3,4] f32, x is [3,4] f64; their dtypes", pg_unary(a, d, PG_GELU));
+    refuses(PG_ESHAPE, "gelu: y is [3,4] f32, x is [4,3] f32; their shapes",
+            pg_unary(a, b, PG_GELU));
+    refuses(PG_ESHAPE, "gelu: y is [3,4] f32, x is [3,4] f64; their dtypes",
+            pg_unary(a, d, PG_GELU));
     refuses(PG_ESHAPE, "relu: x is [3,4] i32; it must be floating", pg_unary(i, i, PG_RELU));
     refuses(PG_EINVAL, "bf16 has no arithmetic on the CPU", pg_unary(h, h, PG_RELU));
     refuses(PG_EINVAL, "kind 99 is unknown", pg_unary(a, a, 99));
     refuses(PG_EINVAL, "exp: dy is missing", pg_unary_grad(a, NULL, a, PG_EXP, 0));
     refuses(PG_EINVAL, "share memory in part", pg_unary(flat, part, PG_EXP));
-    refuses(PG_ESHAPE, "mul: a is [3,4] f32, b is [3] f32; b must have", pg_binary(a, a, c, PG_MUL, 0));
+    refuses(PG_ESHAPE, "mul: a is [3,4] f32, b is [3] f32; b must have",
+            pg_binary(a, a, c, PG_MUL, 0));
     refuses(PG_ESHAPE, "axpby: y is [3,4] f32, x is [4,3] f32", pg_axpby(a, b, 1, 1));
     refuses(PG_EINVAL, "dropout: p is 1.5", pg_dropout(a, a, 1.5, NULL, 0, 0, 0, 0, 0));
     refuses(PG_ESHAPE, "step is [3] f32; a step block is [16] f64",
@@ -211,13 +221,12 @@ static void refusals(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(unary_values, nothing_alive),
-        cmocka_unit_test_teardown(unary_slopes, nothing_alive),
-        cmocka_unit_test_teardown(unary_ends, nothing_alive),
-        cmocka_unit_test_teardown(binary_values, nothing_alive),
-        cmocka_unit_test_teardown(axpby_values, nothing_alive),
-        cmocka_unit_test_teardown(dropout_masks, nothing_alive),
-        cmocka_unit_test_teardown(refusals, nothing_alive)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(unary_values, nothing_alive),
+                                       cmocka_unit_test_teardown(unary_slopes, nothing_alive),
+                                       cmocka_unit_test_teardown(unary_ends, nothing_alive),
+                                       cmocka_unit_test_teardown(binary_values, nothing_alive),
+                                       cmocka_unit_test_teardown(axpby_values, nothing_alive),
+                                       cmocka_unit_test_teardown(dropout_masks, nothing_alive),
+                                       cmocka_unit_test_teardown(refusals, nothing_alive)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

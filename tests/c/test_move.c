@@ -4,7 +4,7 @@
 /* x of [outer,nx,inner]: rows [start, start + n) out of it, and back into it. */
 static void slice_and_place(void **state) {
     (void)state;
-    const int64_t sizes[][5] = {{1, 1, 1, 0, 1},     {3, 7, 5, 2, 4},     {64, 90, 33, 50, 40},
+    const int64_t sizes[][5] = {{1, 1, 1, 0, 1},       {3, 7, 5, 2, 4},    {64, 90, 33, 50, 40},
                                 {1, 700, 129, 3, 600}, {5000, 9, 1, 8, 1}, {4, 6, 5, 6, 0},
                                 {0, 3, 3, 1, 2}};
     for (size_t c = 0; c < sizeof sizes / sizeof *sizes; c++)
@@ -59,20 +59,23 @@ static void check_permute(int dtype, int ndim, const int64_t *dims, const int32_
 
 static void permutes(void **state) {
     (void)state;
-    const struct { int n; int64_t dims[5]; int32_t order[5]; } cases[] = {
-        {0, {0}, {0}},
-        {1, {9}, {0}},
-        {2, {70, 33}, {1, 0}},
-        {2, {1, 33}, {1, 0}},
-        {2, {300, 201}, {1, 0}},
-        {3, {5, 6, 7}, {2, 1, 0}},
-        {3, {5, 6, 7}, {1, 2, 0}},
-        {3, {40, 50, 60}, {0, 2, 1}},
-        {3, {5, 0, 7}, {2, 0, 1}},
-        {4, {3, 17, 4, 65}, {0, 2, 1, 3}}, /* heads before time */
-        {4, {3, 17, 4, 65}, {0, 2, 3, 1}},
-        {4, {3, 17, 4, 65}, {0, 1, 2, 3}},
-        {5, {2, 3, 4, 5, 6}, {4, 1, 3, 0, 2}}};
+    const struct {
+        int n;
+        int64_t dims[5];
+        int32_t order[5];
+    } cases[] = {{0, {0}, {0}},
+                 {1, {9}, {0}},
+                 {2, {70, 33}, {1, 0}},
+                 {2, {1, 33}, {1, 0}},
+                 {2, {300, 201}, {1, 0}},
+                 {3, {5, 6, 7}, {2, 1, 0}},
+                 {3, {5, 6, 7}, {1, 2, 0}},
+                 {3, {40, 50, 60}, {0, 2, 1}},
+                 {3, {5, 0, 7}, {2, 0, 1}},
+                 {4, {3, 17, 4, 65}, {0, 2, 1, 3}}, /* heads before time */
+                 {4, {3, 17, 4, 65}, {0, 2, 3, 1}},
+                 {4, {3, 17, 4, 65}, {0, 1, 2, 3}},
+                 {5, {2, 3, 4, 5, 6}, {4, 1, 3, 0, 2}}};
     const int dtypes[] = {PG_F32, PG_F64, PG_I32, PG_I64, PG_U8};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int d = 0; d < 5; d++)

@@ -21,8 +21,20 @@ static double *drawn(int64_t n, double middle) {
 }
 
 static problem new_problem(int64_t n, int64_t d, int layer, int weights, int bias) {
-    problem p = {n, d, layer, weights, bias, drawn(n * d, 0.3), drawn(d, 1), drawn(d, 0),
-                 drawn(n * d, 0), doubles(n * d), doubles(n), doubles(n), doubles(n * d), doubles(d),
+    problem p = {n,
+                 d,
+                 layer,
+                 weights,
+                 bias,
+                 drawn(n * d, 0.3),
+                 drawn(d, 1),
+                 drawn(d, 0),
+                 drawn(n * d, 0),
+                 doubles(n * d),
+                 doubles(n),
+                 doubles(n),
+                 doubles(n * d),
+                 doubles(d),
                  doubles(d)};
     return p;
 }
@@ -116,7 +128,8 @@ static void values_and_slopes(void **state) {
     const int64_t sizes[][2] = {{1, 1}, {3, 7}, {19, 33}, {0, 5}};
     for (int s = 0; s < 4; s++)
         for (int which = 0; which < 8; which++) {
-            problem p = new_problem(sizes[s][0], sizes[s][1], which & 1, which >> 1 & 1, which >> 2);
+            problem p = new_problem(sizes[s][0], sizes[s][1], which & 1, which >> 1 & 1,
+                                    which >> 2);
             forward(&p, p.y, p.mean, p.rstd);
             differences(&p, p.x, p.n * p.d, p.dx);
             if (p.weights) differences(&p, p.w, p.d, p.dw);
@@ -169,8 +182,8 @@ static void same_bits_on_any_threads(void **state) {
     for (int run = 0; run < 2; run++) {
         out[run] = as(NULL, n * d + 2 * d, PG_F32);
         omp_set_num_threads(run ? 3 : 1);
-        ok(cpu_layernorm_grad(out[run], out[run] + n * d, out[run] + n * d + d, dy, x, w, mean, rstd,
-                              n, d, 0, 0, 0, scratch, PG_F32, NULL));
+        ok(cpu_layernorm_grad(out[run], out[run] + n * d, out[run] + n * d + d, dy, x, w, mean,
+                              rstd, n, d, 0, 0, 0, scratch, PG_F32, NULL));
     }
     omp_set_num_threads(before);
     assert_memory_equal(out[0], out[1], (size_t)(n * d + 2 * d) * 4);

@@ -54,11 +54,13 @@ static void normals_by_libm(void **state) {
         assert_true(fabs(pg_philox_normal(stream, i) - want) <= 1e-14 * (1 + fabs(want)));
     }
     /* the ends of both words, where series and octants meet */
-    const uint32_t edges[] = {0, 1, 0x1fffffff, 0x20000000, 0x5fffffff, 0x60000000, 0x80000000,
-                              0xa0000000, 0xdfffffff, 0xe0000000, 0xb504f333, 0xfffffffe, 0xffffffff};
+    const uint32_t edges[] = {0,          1,          0x1fffffff, 0x20000000, 0x5fffffff,
+                              0x60000000, 0x80000000, 0xa0000000, 0xdfffffff, 0xe0000000,
+                              0xb504f333, 0xfffffffe, 0xffffffff};
     for (size_t i = 0; i < sizeof edges / sizeof *edges; i++)
         for (size_t j = 0; j < sizeof edges / sizeof *edges; j++) {
-            double u = ((double)edges[i] + 1) / 4294967296.0, turn = (double)edges[j] / 4294967296.0;
+            double u = ((double)edges[i] + 1) / 4294967296.0,
+                   turn = (double)edges[j] / 4294967296.0;
             double want = sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * turn);
             assert_true(fabs(pg_philox_gauss(edges[i], edges[j]) - want) <= 1e-14);
         }

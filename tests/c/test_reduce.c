@@ -2,15 +2,17 @@
 #include <omp.h>
 #include "tensors.h"
 
-typedef struct { int64_t outer, n, inner; } split;
+typedef struct {
+    int64_t outer, n, inner;
+} split;
 
 static pg_tensor *shaped(int dtype, split s, int whole) { /* whole: with the dim n */
     return whole ? tensor(dtype, s.outer, s.n, s.inner) : tensor(dtype, s.outer, s.inner);
 }
 
-static const split splits[] = {{1, 1, 1},   {3, 5, 7},       {1, 70001, 1}, {300, 129, 1},
+static const split splits[] = {{1, 1, 1},     {3, 5, 7},      {1, 70001, 1}, {300, 129, 1},
                                {1, 7001, 65}, {2, 4099, 130}, {33, 3, 400},  {1, 9, 70000},
-                               {0, 4, 3},   {3, 4, 0}};
+                               {0, 4, 3},     {3, 4, 0}};
 #define SPLITS ((int)(sizeof splits / sizeof *splits))
 
 static void plain(double *y, pg_tensor *x, split s, int kind) {
@@ -164,7 +166,8 @@ static void refusals(void **state) {
     refuses(PG_EINVAL, "sum and mean use expand", pg_reduce_grad(x, y, x, y, PG_SUM, 1, 0));
     refuses(PG_ESHAPE, "expand: [2,3] f32 without dim 0", pg_expand(x, y, 0, 1, 0));
     refuses(PG_EINVAL, "share memory", pg_reduce_grad(x, y, x, y, PG_RMAX, 1, 0));
-    pg_tensor_free(x), pg_tensor_free(y), pg_tensor_free(i), pg_tensor_free(none), pg_tensor_free(d);
+    pg_tensor_free(x), pg_tensor_free(y), pg_tensor_free(i), pg_tensor_free(none),
+        pg_tensor_free(d);
 }
 
 int main(void) {

@@ -52,8 +52,7 @@ static void check_reducescatter(world *w, void *x, void *y, int64_t n, int dtype
     for (int64_t i = 0; i < n * w->size; i++) put(x, dtype, i, value(w->rank, i));
     must_ok(w->ops->reducescatter(w->group, y, x, n, dtype, op, &t));
     must_end(w, t);
-    for (int64_t i = 0; i < n; i++)
-        must(get(y, dtype, i) == reduced(w->size, w->rank * n + i, op));
+    for (int64_t i = 0; i < n; i++) must(get(y, dtype, i) == reduced(w->size, w->rank * n + i, op));
 }
 
 static void check_allgather(world *w, void *x, void *y, int64_t n, int dtype, int in_place) {
@@ -88,7 +87,8 @@ static void check_pairs(world *w, void *x, void *y, int64_t n, int dtype) {
 /* 300007 elements take several chunks in each dtype, the last one odd. */
 static void everything(world *w) {
     static const int64_t sizes[] = {0, 1, 1001, 300007};
-    void *x = malloc((size_t)(300007 * 8 * w->size)), *y = malloc((size_t)(300007 * 8 * w->size)), *t;
+    void *x = malloc((size_t)(300007 * 8 * w->size)), *y = malloc((size_t)(300007 * 8 * w->size)),
+         *t;
     must(x && y);
     for (int dtype = 0; dtype < PG_NDTYPES; dtype++)
         for (int s = 0; s < 4; s++) {
@@ -264,7 +264,8 @@ static void mesh(world *w) {
                 int32_t list[4];
                 for (int i = 0; i < sizes[axis]; i++)
                     list[i] = w->rank + (i - at[axis]) * strides[axis];
-                must_ok(w->ops->split(&groups[axis][copy], w->group, list, sizes[axis], names[axis]));
+                must_ok(
+                    w->ops->split(&groups[axis][copy], w->group, list, sizes[axis], names[axis]));
             }
         for (int copy = 0; copy < 8; copy++)
             for (int axis = 0; axis < 3; axis++) {
@@ -283,6 +284,64 @@ static void mesh(world *w) {
 static void groups_of_32_ranks(void **state) {
     (void)state;
     run_world(32, mesh);
+}
+
+/* A thousand calls by a common plan over overlapping groups, some waited for at once, some ten calls
+ * later: sizes on both sides of every threshold, the numbers of each checked. */
+typedef struct {
+    void *ticket;
+    double *x;
+    int64_t n;
+    double want; /* of every element */
+} pending;
+
+static void settle(world *w, pending *p) {
+    if (!p->ticket) return;
+    must_end(w, p->ticket);
+    for (int64_t i = 0; i < p->n; i++) must(p->x[i] == p->want);
+    free(p->x);
+    p->ticket = NULL;
+}
+
+static void planned(world *w) {
+    enum { CALLS = 1000, LATER = 10 };
+    static const int32_t lists[4][4] = {{0, 1, 2, 3}, {1, 3}, {2, 0}, {3, 2, 1}};
+    static const int sizes[4] = {4, 2, 2, 3};
+    static const int64_t counts[6] = {0, 1, 900, 1100, 40000, 90000};
+    void *groups[4] = {0};
+    pending later[LATER] = {{0}};
+    uint32_t random = 12345; /* the same plan on all ranks */
+    for (int g = 0; g < 4; g++)
+        for (int i = 0; i < sizes[g]; i++)
+            if (lists[g][i] == w->rank)
+                must_ok(w->ops->split(&groups[g], w->group, lists[g], sizes[g], "planned"));
+    for (int call = 0; call < CALLS; call++) {
+        random = random * 1664525u + 1013904223u;
+        int g = random >> 30, root = (int)(random >> 8) % sizes[g], sum = random >> 20 & 1;
+        int64_t n = counts[(random >> 12) % 6];
+        if (!groups[g]) continue;
+        pending p = {.x = malloc(90000 * sizeof(double)), .n = n};
+        must(p.x);
+        for (int64_t i = 0; i < n; i++) p.x[i] = w->rank + call;
+        p.want = lists[g][root] + call;
+        for (int i = 0; sum && i < sizes[g]; i++) p.want = (i ? p.want : 0) + lists[g][i] + call;
+        if (sum) must_ok(w->ops->allreduce(groups[g], p.x, n, PG_F64, PG_OP_SUM, &p.ticket));
+        else must_ok(w->ops->broadcast(groups[g], p.x, n, PG_F64, root, &p.ticket));
+        if (random >> 16 & 3) { /* each rank might choose otherwise */
+            w->ops->detach(p.ticket);
+            settle(w, &later[call % LATER]);
+            later[call % LATER] = p;
+        } else {
+            settle(w, &p);
+        }
+    }
+    for (int i = 0; i < LATER; i++) settle(w, &later[i]);
+    for (int g = 0; g < 4; g++) w->ops->free(groups[g]);
+}
+
+static void overlapping_groups(void **state) {
+    (void)state;
+    run_world(4, planned);
 }
 
 /* The list's order is the group's order. */
@@ -344,6 +403,7 @@ int main(void) {
         cmocka_unit_test(send_before_recv),
         cmocka_unit_test(blocked_ops_block_no_others),
         cmocka_unit_test(groups_of_32_ranks),
+        cmocka_unit_test(overlapping_groups),
         cmocka_unit_test(groups_keep_the_list_order),
         cmocka_unit_test(small_ops_are_quick),
         cmocka_unit_test(refuses_wrong_worlds),

@@ -13,6 +13,9 @@ static int call_sum(world *w, void *group, float *x, int64_t n) {
     return code < 0 ? code : w->ops->wait(t);
 }
 
+/* Seconds until a failure is known: measured 0.1 and 0.4, the rest is for busy machines. */
+#define SOON 3.0
+
 static double seconds(void) { return (double)pg_page_clock() * 1e-9; }
 
 /* Outputs are untouched, all ranks hear both sides, and the group still works. */
@@ -20,7 +23,8 @@ static void differing_calls(world *w) {
     float x[101], out[202];
     void *t;
     for (int i = 0; i < 101; i++) x[i] = 5;
-    must_refuse(PG_ECOMM, "group world: rank 0 calls allreduce f32 x 100, rank 1 calls allreduce f32 x 101",
+    must_refuse(PG_ECOMM,
+                "group world: rank 0 calls allreduce f32 x 100, rank 1 calls allreduce f32 x 101",
                 call_sum(w, w->group, x, w->rank == 1 ? 101 : 100));
     for (int i = 0; i < 101; i++) must(x[i] == 5);
     must_ok(w->ops->allreduce(w->group, x, 2, w->rank ? PG_I32 : PG_F32, PG_OP_SUM, &t));
@@ -28,7 +32,8 @@ static void differing_calls(world *w) {
     must_ok(w->ops->allreduce(w->group, x, 2, PG_F32, w->rank == 2 ? PG_OP_MAX : PG_OP_SUM, &t));
     must_refuse(PG_ECOMM, "rank 2 calls allreduce (max) f32 x 2", w->ops->wait(t));
     must_ok(w->ops->broadcast(w->group, x, 1, PG_F32, w->rank == 1, &t));
-    must_refuse(PG_ECOMM, "from root 0, rank 1 calls broadcast f32 x 1 from root 1", w->ops->wait(t));
+    must_refuse(PG_ECOMM, "from root 0, rank 1 calls broadcast f32 x 1 from root 1",
+                w->ops->wait(t));
     if (w->rank == 2) must_ok(w->ops->allgather(w->group, out, x, 50, PG_F32, &t));
     else must_ok(w->ops->barrier(w->group, &t));
     must_refuse(PG_ECOMM, "calls barrier, rank 2 calls allgather f32 x 50", w->ops->wait(t));
@@ -86,16 +91,17 @@ static void late(world *w) {
     page->step = 7;
     pg_page_write(page->where, sizeof page->where, w->rank == 1 ? "y.lua:3" : "models/x.lua:14");
     if (w->rank == 1) {
-        usleep(900000);
+        sleep(4);
         must_refuse(PG_ECOMM, "gave up", call_sum(w, w->group, &x, 1));
         return;
     }
     double start = seconds();
     int code = call_sum(w, w->group, &x, 1);
-    must(code == PG_ECOMM && seconds() - start < 0.8);
+    must(code == PG_ECOMM && seconds() - start < SOON);
     const char *text = pg_errmsg();
     if (strstr(text, "gave up")) return; /* the other one's time was over first */
-    must(strstr(text, "allreduce f32 x 1 (world): rank ") && strstr(text, "for rank 1, time limit 0.3 s"));
+    must(strstr(text, "allreduce f32 x 1 (world): rank ") &&
+         strstr(text, "for rank 1, time limit 0.3 s"));
     must(strstr(text, "rank 0 waits in allreduce (world) at models/x.lua:14 since"));
     must(strstr(text, "rank 1 is at step 7, not waiting, last at y.lua:3"));
 }
@@ -124,7 +130,7 @@ static void killed(world *w) {
     snprintf(want, sizeof want, "rank 2 (pid %d) died at step 7",
              (int)pg_page_of(pg_page_map(&(int){0}), 2)->pid);
     must_refuse(PG_ECOMM, want, call_sum(w, w->group, x, 1 << 18));
-    must(seconds() - start < 1);
+    must(seconds() - start < SOON);
     if (pair) must_refuse(PG_ECOMM, want, call_barrier(w, pair));
 }
 
@@ -143,7 +149,7 @@ static void marked(world *w) {
     if (w->rank == 0) usleep(200000);
     must_refuse(PG_ECOMM, "barrier (world): rank 2 died by SIGKILL at step 7",
                 call_barrier(w, w->group));
-    must(seconds() - start < 0.5);
+    must(seconds() - start < SOON);
 }
 
 static void launcher_marks_the_dead(void **state) {
@@ -261,7 +267,8 @@ static void interrupted(world *w) {
         pg_interrupt(0);
         wait(NULL);
     } else if (w->rank == 1) {
-        must_refuse(PG_ECANCEL, "rank 0 was interrupted in allreduce", call_sum(w, w->group, &x, 1));
+        must_refuse(PG_ECANCEL, "rank 0 was interrupted in allreduce",
+                    call_sum(w, w->group, &x, 1));
     }
     must_ok(w->ops->reform(w->group));
     must_ok(call_sum(w, w->group, &x, 1));
@@ -296,16 +303,11 @@ static void after_shutdown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_are_compared),
-        cmocka_unit_test(pairs_are_compared),
-        cmocka_unit_test(lists_are_compared),
-        cmocka_unit_test(time_limit),
-        cmocka_unit_test(kill_in_a_collective),
-        cmocka_unit_test(launcher_marks_the_dead),
-        cmocka_unit_test(a_rank_leaves),
-        cmocka_unit_test(cancel_and_reform),
-        cmocka_unit_test(reform_forgets),
-        cmocka_unit_test(interrupt),
+        cmocka_unit_test(calls_are_compared),   cmocka_unit_test(pairs_are_compared),
+        cmocka_unit_test(lists_are_compared),   cmocka_unit_test(time_limit),
+        cmocka_unit_test(kill_in_a_collective), cmocka_unit_test(launcher_marks_the_dead),
+        cmocka_unit_test(a_rank_leaves),        cmocka_unit_test(cancel_and_reform),
+        cmocka_unit_test(reform_forgets),       cmocka_unit_test(interrupt),
         cmocka_unit_test(after_shutdown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -101,8 +101,14 @@ typedef struct {
 static const double decays[] = {0.1, 0, 0.5, 0.01}, rates[] = {1, 2, 1, 0};
 
 static segment new_segment(int dtype, int64_t n) {
-    segment s = {n, tensor(dtype, n), tensor(dtype, n), tensor(dtype, n), tensor(dtype, n),
-                 tensor(PG_I64, 4), tensor(PG_F32, 4, 2), step_block(0.01, 2)};
+    segment s = {n,
+                 tensor(dtype, n),
+                 tensor(dtype, n),
+                 tensor(dtype, n),
+                 tensor(dtype, n),
+                 tensor(PG_I64, 4),
+                 tensor(PG_F32, 4, 2),
+                 step_block(0.01, 2)};
     const double ends[] = {(double)(n / 3), (double)(n / 2), (double)(n / 2), (double)n};
     for (int r = 0; r < 4; r++) {
         put_at(s.ends, r, ends[r]);
@@ -175,8 +181,10 @@ static void decay_is_decoupled(void **state) {
 
 static void sgd_steps(void **state) {
     (void)state;
-    const struct { double momentum, dampening; int nesterov; } cases[] = {
-        {0, 0, 0}, {0.9, 0, 0}, {0.9, 0.3, 0}, {0.9, 0, 1}};
+    const struct {
+        double momentum, dampening;
+        int nesterov;
+    } cases[] = {{0, 0, 0}, {0.9, 0, 0}, {0.9, 0.3, 0}, {0.9, 0, 1}};
     for (int c = 0; c < 4; c++)
         for (int dtype = PG_F32; dtype <= PG_F64; dtype++) {
             double mu = cases[c].momentum, damp = cases[c].dampening;
@@ -207,7 +215,8 @@ static void refusals(void **state) {
     (void)state;
     segment s = new_segment(PG_F32, 6);
     pg_tensor *few = tensor(PG_F32, 5);
-#define ADAMW(value, m, beta) pg_adamw(value, s.grad, m, s.v, s.ends, s.factors, s.step, beta, 0.9, 0)
+#define ADAMW(value, m, beta)                                                                      \
+    pg_adamw(value, s.grad, m, s.v, s.ends, s.factors, s.step, beta, 0.9, 0)
     refuses(PG_ESHAPE, "adamw: grad is [6] f32, value is [5] f32", ADAMW(few, s.m, 0.9));
     refuses(PG_ESHAPE, "adamw: state is [5] f32, value is [6] f32", ADAMW(s.value, few, 0.9));
     refuses(PG_EINVAL, "adamw: m is missing", ADAMW(s.value, NULL, 0.9));
@@ -229,15 +238,14 @@ static void refusals(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(clip_scaled, nothing_alive),
-        cmocka_unit_test_teardown(clip_huge, nothing_alive),
-        cmocka_unit_test_teardown(clip_ends, nothing_alive),
-        cmocka_unit_test_teardown(sums_of_squares, nothing_alive),
-        cmocka_unit_test_teardown(bad_numbers, nothing_alive),
-        cmocka_unit_test_teardown(adamw_steps, nothing_alive),
-        cmocka_unit_test_teardown(decay_is_decoupled, nothing_alive),
-        cmocka_unit_test_teardown(sgd_steps, nothing_alive),
-        cmocka_unit_test_teardown(refusals, nothing_alive)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(clip_scaled, nothing_alive),
+                                       cmocka_unit_test_teardown(clip_huge, nothing_alive),
+                                       cmocka_unit_test_teardown(clip_ends, nothing_alive),
+                                       cmocka_unit_test_teardown(sums_of_squares, nothing_alive),
+                                       cmocka_unit_test_teardown(bad_numbers, nothing_alive),
+                                       cmocka_unit_test_teardown(adamw_steps, nothing_alive),
+                                       cmocka_unit_test_teardown(decay_is_decoupled, nothing_alive),
+                                       cmocka_unit_test_teardown(sgd_steps, nothing_alive),
+                                       cmocka_unit_test_teardown(refusals, nothing_alive)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

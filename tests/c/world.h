@@ -16,7 +16,7 @@
 /* What a rank knows. */
 typedef struct {
     int rank, size;
-    void *group;                  /* the world's, for the backend's table */
+    void *group; /* the world's, for the backend's table */
     const pg_collective_ops *ops;
 } world;
 

@@ -88,7 +88,7 @@ function Module:load_numbers(numbers)
   for _, entry in ipairs(self:named()) do
     local t = numbers[entry.name] or c.fail("load: there is no tensor for parameter %s", entry.name)
     local v = entry.parameter:view(entry.piece.shape, entry.piece.first)
-    if t.count ~= v.count then c.fail("load: %s is %s, the parameter is %s", entry.name, t:describe(), v:describe()) end
+    if table.concat(t.shape, ",") ~= table.concat(v.shape, ",") then c.fail("load: %s is %s, the parameter is %s", entry.name, t:describe(), v:describe()) end
     v:copy_from(t)
     v:free()
     left[entry.name] = nil

@@ -54,6 +54,14 @@ end
 
 local function raw(t) return t and t.raw or nil end
 
+-- The caller may change its table before backward reads it.
+local function own_copy(o)
+  local copy = {}
+  for name, value in pairs(o) do copy[name] = value end
+  if type(o.key) == "string" then copy.key = c.hash(o.key) end
+  return copy
+end
+
 -- dq, dk, dv are written by one call with one `add`; where that differs among them, what is not
 -- wanted added starts from zero.
 local ATTENTION = { name = "attention", grad_input = function(r, dy, d, add)
@@ -67,9 +75,10 @@ end }
 --- attention(q, k, v, o) -> y [B,T,H*K].  q [B,T,H*K], k and v [B,Tk,G*K]; or q packed
 -- [B,T,(H+2G)*K] with k = v = nil.  o: heads, kv_heads (= heads), causal, scale (1/sqrt K), lengths
 -- i32 [B] (keys from there on are masked), dropout with key and step.  A row that may see no key
--- gives 0.
+-- gives 0.  key: uint64 or a name.
 function ops.attention(q, k, v, o)
   c.keys(o, known, "attention")
+  o = own_copy(o)
   local heads, groups = o.heads, o.kv_heads or o.heads
   if not heads or heads % groups ~= 0 then
     c.fail("attention: %s heads and %s kv_heads; kv_heads must divide heads", tostring(heads), tostring(groups))
@@ -82,7 +91,8 @@ function ops.attention(q, k, v, o)
   local width = columns / all
   local stat = q.dtype == "f64" and "f64" or "f32"
   local y, lse = Tensor.empty({ batch, rows, heads * width }, q.dtype), Tensor.empty({ batch, heads, rows }, stat)
-  if k then k:alive() v:alive() end
+  if k then k:alive() end
+  if v then v:alive() end
   done("attention", C.pg_attention(y.raw, lse.raw, q:alive().raw, raw(k), raw(v), options(o)), y)
   if tape.wants(q, k, v) then
     tape.record(ATTENTION, { q, k, v }, 3, { q, k or false, v or false, y, lse, o.lengths or false, o.step or false }, 7, y, o)

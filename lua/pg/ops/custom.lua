@@ -59,6 +59,7 @@ end
 local function run_again(f, leaves, n, dy)
   tape.enabled = true
   local y = f(unpack(leaves, 1, n))
+  if y.requires_grad and not y.record then y = elementwise.scale(y, 1) end -- f hands on what it got
   if y.record then tape.backward({ y }, { dy }) end
 end
 

@@ -192,8 +192,8 @@ end
 -- Dropout --------------------------------------------------------------------------------------
 
 local DROPOUT = { name = "dropout", grad_input = function(r, dy, d, add)
-  local a = r.a
-  c.check(C.pg_dropout(d[1].raw, dy.raw, a.p, r.saved[1] and r.saved[1].raw, a.key, a.first, a.cols,
+  local a, step = r.a, r.saved[1]
+  c.check(C.pg_dropout(d[1].raw, dy.raw, a.p, step and step.raw or nil, a.key, a.first, a.cols,
                        a.stride, add[1]))
 end }
 

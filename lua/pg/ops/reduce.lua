@@ -112,6 +112,10 @@ function ops.concat(list, dim)
                x:describe(), d + 1)
       end
     end
+    if x.dtype ~= list[1].dtype then
+      c.fail("concat: tensor 1 is %s, tensor %d is %s; their dtypes must be equal (cast one of them)", list[1]:describe(),
+             i, x:describe())
+    end
     starts[i] = total
     total = total + x.shape[d + 1]
     any = any or tape.wants(x)
@@ -157,6 +161,7 @@ function ops.transpose(x, i, j)
   local order = {}
   for d = 1, n do order[d] = d end
   i, j = i or n - 1, j or n
+  if not (order[i] and order[j]) then c.fail("transpose: dims %s and %s of %s", tostring(i), tostring(j), x:describe()) end
   order[i], order[j] = j, i
   return ops.permute(x, order)
 end

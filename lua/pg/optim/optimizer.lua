@@ -40,21 +40,25 @@ function Optimizer.setup(self, parameters, settings, run)
     local state = {}
     for _, name in ipairs(self.moments) do state[name] = Tensor.zeros({ s.count }, s.dtype):keep() end
     C.pg_mem_tag "activations"
-    state.ends, state.factors = s:run_tables(settings.decay or 0)
     self.states[s] = state
+    self:lay_runs(s)
   end
   tape.context.step = step.block()
   step.set { RANDOM = step.random_base(self.run.seed or 0, 0) }
   return self
 end
 
+-- Decay and rate of each run of a segment, as the kernels read them.
+function Optimizer:lay_runs(s)
+  local state = self.states[s]
+  state.ends, state.factors = s:run_tables(self.settings.decay or 0)
+end
+
 --- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
 function Optimizer:swap(settings, run)
   self.settings, self.run = settings, run or self.run
   self.rate = rate.build(settings.rate, self.run)
-  for _, s in ipairs(self.segments) do
-    self.states[s].ends, self.states[s].factors = s:run_tables(settings.decay or 0)
-  end
+  for _, s in ipairs(self.segments) do self:lay_runs(s) end
 end
 
 --- optim:resume(number): `number` steps are behind it, as far as rates, bias corrections and random bases go.
@@ -81,10 +85,14 @@ function Optimizer:measure()
 end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
--- summed over dp already; o.state: what the rate is asked with.  Raises, with nothing updated, where a gradient is not finite.
+-- summed over dp already; o.state: what the rate is asked with.  Raises, with nothing updated, where a
+-- gradient is not finite.
 function Optimizer:step(o)
   if self.before_step then self.before_step(self, o and o.reduced) end
-  for _, s in ipairs(self.segments) do s:zero_unused() end
+  for _, s in ipairs(self.segments) do
+    s:zero_unused()
+    if s:stale() then self:lay_runs(s) end
+  end
   local number = self.steps + 1
   local now = self.rate(o and o.state or { step = number, steps = self.run.steps, tokens = self.run.tokens })
   if type(now) ~= "number" or now ~= now then

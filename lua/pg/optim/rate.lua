@@ -26,7 +26,8 @@ end
 
 local shapes = {}
 function shapes.constant() return 1 end
-function shapes.linear(s, step) return 1 - (1 - s.floor) * progress(s, step) end
+-- Written so that the last step gives the floor to the bit.
+function shapes.linear(s, step) return s.floor + (1 - s.floor) * (1 - progress(s, step)) end
 function shapes.cosine(s, step)
   return s.floor + (1 - s.floor) * 0.5 * (1 + math.cos(math.pi * progress(s, step)))
 end
@@ -34,7 +35,7 @@ end
 function shapes.wsd(s, step)
   local start = s.steps - math.max(1, math.floor(s.decay * s.steps))
   if step <= start then return 1 end
-  return 1 - (1 - s.floor) * math.min(1, (step - start) / (s.steps - start))
+  return s.floor + (1 - s.floor) * (1 - math.min(1, (step - start) / (s.steps - start)))
 end
 -- Vaswani et al. 2017: falls with the square root of the step.
 function shapes.inverse_sqrt(s, step)

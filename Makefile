@@ -8,6 +8,7 @@ ARCH    := $(shell $(CC) -print-multiarch 2>/dev/null)
 LIBDIR  := /usr/lib/$(ARCH)
 BLAS    ?= $(LIBDIR)/openblas-openmp/libopenblas.a
 LUAJIT  ?= $(LIBDIR)/libluajit-5.1.a
+GOMP    := $(shell $(CC) -print-file-name=libgomp.a) # static: see runtime/host/threads.c
 PREFIX  ?= /usr/local
 Q       := $(if $(V),,@)
 say      = $(if $(V),,@printf '  %-6s %s\n' '$(1)' '$(2)')
@@ -23,7 +24,7 @@ FLAGS   := -std=gnu11 -D_GNU_SOURCE= $(CFLAGS) $(WARN) -fopenmp -fno-math-errno 
            -isystem /usr/include/luajit-2.1 -isystem /usr/include/$(ARCH)/openblas-openmp \
            $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -DPG_SANITIZED)
 # DT_RPATH, not RUNPATH: `make dist` puts libraries beside pgrun, and they need one another too.
-LDFLAGS += -rdynamic -fopenmp -Wl,-rpath,'$$ORIGIN',--disable-new-dtags $(if $(SAN),-fsanitize=$(SAN))
+LDFLAGS += -rdynamic -Wl,-rpath,'$$ORIGIN',--disable-new-dtags $(if $(SAN),-fsanitize=$(SAN))
 LIBS    := $(LUAJIT) $(BLAS) -ljansson -ledit -lpthread -ldl -lm
 # C tests take the same OpenBLAS as a shared library: 0.2 s and 0.6 MB a test where the static one
 # costs 1.7 s and 26 MB.
@@ -45,7 +46,7 @@ all: $(BUILD)/pgrun  ## build build/pgrun (the default)
 
 $(BUILD)/pgrun: $(OBJECTS)
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(GOMP)
 
 $(BUILD)/%.o: %.c Makefile
 	$(call say,CC,$<)
@@ -64,7 +65,7 @@ $(BUILD)/embed.o: $(BUILD)/embed.c
 $(BUILD)/tests/%: tests/c/%.c $(filter-out %/host/main.o,$(OBJECTS)) tests/check.h Makefile
 	$(call say,TEST,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(FLAGS) -Itests -o $@ $< $(filter %.o,$^) $(LDFLAGS) $(subst $(BLAS),$(TEST_BLAS),$(LIBS)) -lcmocka
+	$(Q)$(CC) $(FLAGS) -Itests -o $@ $< $(filter %.o,$^) $(LDFLAGS) -fopenmp $(subst $(BLAS),$(TEST_BLAS),$(LIBS)) -lcmocka
 
 demo:  ## install what is missing, build, train models/tiny.lua, print what it writes
 	@sh scripts/deps.sh

@@ -22,7 +22,8 @@ int64_t cpu_attention_grad_scratch(const pg_attn_args *a) {
 }
 
 int cpu_attention_grad(void *dq, void *dk, void *dv, const void *dout, const void *out,
-                       const void *lse, const pg_attn_args *a, int add, void *scratch, pg_stream s) {
+                       const void *lse, const pg_attn_args *a, int add, void *scratch,
+                       pg_stream s) {
     (void)s;
     TYPED_CALL(attention_grad, a->dtype, dq, dk, dv, dout, out, lse, a, add, scratch);
 }

@@ -86,9 +86,12 @@ static void N(grad_block)(N(head) t, const pg_attn_args *a, int64_t b, int64_t f
         }
         memset(ds + seen, 0, (size_t)(n - seen) * sizeof *ds);
     }
-    if (t.dv) N(product)(CblasTrans, CblasNoTrans, n, K, rows, 1, t.p, n, t.dout, ldo, 1, t.dv, ldk);
-    if (t.dk) N(product)(CblasTrans, CblasNoTrans, n, K, rows, 1, t.ds, n, t.q, ldq, 1, t.dk, ldk);
-    if (t.dq) N(product)(CblasNoTrans, CblasNoTrans, rows, K, n, 1, t.ds, n, t.k, ldk, add, t.dq, ldq);
+    if (t.dv)
+        N(product)(CblasTrans, CblasNoTrans, n, K, rows, 1, t.p, n, t.dout, ldo, 1, t.dv, ldk);
+    if (t.dk)
+        N(product)(CblasTrans, CblasNoTrans, n, K, rows, 1, t.ds, n, t.q, ldq, 1, t.dk, ldk);
+    if (t.dq)
+        N(product)(CblasNoTrans, CblasNoTrans, rows, K, n, 1, t.ds, n, t.k, ldk, add, t.dq, ldq);
 }
 
 static void N(clear)(REAL *x, int64_t rows, int64_t columns, int64_t stride) {

@@ -65,7 +65,7 @@ static void N(attention)(REAL *out, REAL *lse, const pg_attn_args *a, char *scra
         int64_t key = b * a->keys * a->kv_stride + g * K;
         for (int64_t from = 0; from < T; from += BLOCK)
             N(attention_block)(out + ((b * T + from) * H + h) * K, lse + unit * T + from,
-                               q + (b * T + from) * a->q_stride + h * K, k + key, v + key, a, b, from,
-                               pg_min64(BLOCK, T - from), stream, s, u);
+                               q + (b * T + from) * a->q_stride + h * K, k + key, v + key, a, b,
+                               from, pg_min64(BLOCK, T - from), stream, s, u);
     }
 }

@@ -51,8 +51,10 @@ PG_INLINE REAL N(slope)(REAL x, int kind) {
 
 #define ALL_UNARY(DO)                                                                              \
     DO(PG_RELU)                                                                                    \
-    DO(PG_SILU) DO(PG_GELU) DO(PG_GELU_TANH) DO(PG_TANH) DO(PG_SIGMOID) DO(PG_EXP) DO(PG_LOG)      \
-        DO(PG_SQRT) DO(PG_SQUARE) DO(PG_NEG) DO(PG_ABS)
+    DO(PG_SILU)                                                                                    \
+    DO(PG_GELU)                                                                                    \
+    DO(PG_GELU_TANH)                                                                               \
+    DO(PG_TANH) DO(PG_SIGMOID) DO(PG_EXP) DO(PG_LOG) DO(PG_SQRT) DO(PG_SQUARE) DO(PG_NEG) DO(PG_ABS)
 
 PG_CLONES static void N(unary)(REAL *y, const REAL *x, int64_t n, int kind) {
 #define ONE(K)                                                                                     \

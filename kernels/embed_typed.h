@@ -1,4 +1,4 @@
-/* embed_typed.h: adding rows of dy to the lines of a table that their ids name; see typed_twice.h. */
+/* embed_typed.h: adding rows of dy to the table's lines that their ids name; see typed_twice.h. */
 
 PG_CLONES static void N(add_to)(REAL *restrict y, const REAL *restrict x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] += x[i];

@@ -2,7 +2,7 @@
  * pass keeps one number a row (lse), the gradient works them out again.  Sums of losses are in
  * double and in the order of the rows, whatever the threads.  Arithmetic: loss_typed.h. */
 #include "ids.h"
-#define CHUNK 1024 /* exponentials summed before they enter the double */
+#define CHUNK      1024 /* exponentials summed before they enter the double */
 #define TYPED_BODY "loss_typed.h"
 #include "typed_twice.h"
 
@@ -11,8 +11,8 @@ int cpu_softmax(void *y, const void *x, int64_t n, int64_t v, int log, int dtype
     TYPED_CALL(softmax, dtype, y, x, n, v, log);
 }
 
-int cpu_softmax_grad(void *dx, const void *dy, const void *y, int64_t n, int64_t v, int log, int add,
-                     int dtype, pg_stream s) {
+int cpu_softmax_grad(void *dx, const void *dy, const void *y, int64_t n, int64_t v, int log,
+                     int add, int dtype, pg_stream s) {
     (void)s;
     TYPED_CALL(softmax_grad, dtype, dx, dy, y, n, v, log, add);
 }
@@ -34,7 +34,7 @@ int cpu_cross_entropy(void *out, void *rows, void *lse, const void *logits, cons
                       int dtype, int dtype_ids, pg_stream s) {
     (void)s;
     TYPED_CALL(cross_entropy, dtype, out, rows, lse, logits, targets, n, v, ignore, step, scratch,
-              dtype_ids);
+               dtype_ids);
 }
 
 int cpu_cross_entropy_grad(void *dlogits, const void *dloss, int per_row, const void *logits,
@@ -43,5 +43,5 @@ int cpu_cross_entropy_grad(void *dlogits, const void *dloss, int per_row, const 
                            int dtype_ids, pg_stream s) {
     (void)s;
     TYPED_CALL(cross_entropy_grad, dtype, dlogits, dloss, per_row, logits, targets, lse, out, n, v,
-              ignore, step, add, dtype_ids);
+               ignore, step, add, dtype_ids);
 }

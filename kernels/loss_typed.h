@@ -22,9 +22,25 @@ PG_CLONES static double N(row_sum_exp)(const REAL *x, int64_t v, REAL shift) {
     return sum;
 }
 
-PG_CLONES static void N(softmax_row)(REAL *y, const REAL *x, int64_t v, REAL shift, REAL factor) {
-#pragma omp simd
-    for (int64_t i = 0; i < v; i++) y[i] = M(vexp)(x[i] - shift) * factor;
+/* The same, keeping each exponential in y; y may be x. */
+PG_CLONES static double N(row_exp)(REAL *y, const REAL *x, int64_t v, REAL shift) {
+    double sum = 0;
+    for (int64_t from = 0; from < v; from += CHUNK) {
+        int64_t to = from + CHUNK < v ? from + CHUNK : v;
+        REAL part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t i = from; i < to; i++) {
+            REAL e = M(vexp)(x[i] - shift);
+            y[i] = e;
+            part += e;
+        }
+        sum += (double)part;
+    }
+    return sum;
+}
+
+PG_CLONES static void N(scale_row)(REAL *y, int64_t v, REAL factor) {
+    for (int64_t i = 0; i < v; i++) y[i] *= factor;
 }
 
 PG_CLONES static void N(log_softmax_row)(REAL *y, const REAL *x, int64_t v, double shift) {
@@ -37,9 +53,13 @@ static void N(softmax)(REAL *y, const REAL *x, int64_t n, int64_t v, int logarit
     for (int64_t i = 0; i < n; i++) {
         const REAL *row = x + i * v;
         REAL m = N(row_max)(row, v);
-        double sum = N(row_sum_exp)(row, v, m);
-        if (logarithm) N(log_softmax_row)(y + i * v, row, v, (double)m + log(sum));
-        else N(softmax_row)(y + i * v, row, v, m, (REAL)(1 / sum));
+        if (logarithm) {
+            double sum = N(row_sum_exp)(row, v, m);
+            N(log_softmax_row)(y + i * v, row, v, (double)m + log(sum));
+        } else {
+            double sum = N(row_exp)(y + i * v, row, v, m);
+            N(scale_row)(y + i * v, v, (REAL)(1 / sum));
+        }
     }
 }
 

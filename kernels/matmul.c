@@ -6,8 +6,8 @@
 #include <cblas.h>
 #include <limits.h>
 #include <omp.h>
-#define LANE 256          /* numbers finished at a time: some KiB that stay in the L1 cache */
-#define TILE 64
+#define LANE       256 /* numbers finished at a time: some KiB that stay in the L1 cache */
+#define TILE       64
 #define BLAS_ALONE 262144 /* m n k up to which one product is not worth several threads */
 #define TYPED_BODY "matmul_typed.h"
 #include "typed_twice.h"
@@ -17,8 +17,10 @@ static int fits(const pg_gemm_args *g) {
     int64_t largest = pg_max64(pg_max64(g->m, g->n), g->k);
     largest = pg_max64(pg_max64(largest, g->lda), pg_max64(g->ldb, g->ldc));
     if (largest <= INT_MAX) return PG_OK;
-    return pg_fail(PG_ESHAPE, "matmul: a size of %lld is above %d, the most that OpenBLAS takes; "
-                              "split the product", (long long)largest, INT_MAX);
+    return pg_fail(PG_ESHAPE,
+                   "matmul: a size of %lld is above %d, the most that OpenBLAS takes; "
+                   "split the product",
+                   (long long)largest, INT_MAX);
 }
 
 int cpu_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s) {

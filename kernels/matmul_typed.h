@@ -19,7 +19,8 @@ PG_CLONES static void N(finish_row)(REAL *y, const REAL *z, REAL *aux, const REA
                 v[i] *= (REAL)0.5 + (REAL)0.5 * M(verf)(v[i] * root_half);
         } else if (epilogue == PG_EPILOGUE_GELU_TANH) {
             for (int64_t i = 0; i < count; i++)
-                v[i] *= (REAL)0.5 + (REAL)0.5 * M(vtanh)(root_2_pi * (v[i] + a * v[i] * v[i] * v[i]));
+                v[i] *= (REAL)0.5 +
+                        (REAL)0.5 * M(vtanh)(root_2_pi * (v[i] + a * v[i] * v[i] * v[i]));
         }
         for (int64_t i = 0; i < count; i++) y[from + i] = v[i] + old[i];
     }
@@ -31,17 +32,19 @@ static void N(product)(REAL *z, int64_t ldz, const REAL *a, const REAL *b, int64
     if (g->k > 0) {
         BLAS(gemm)(CblasRowMajor, g->transpose_a ? CblasTrans : CblasNoTrans,
                    g->transpose_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n,
-                   (blasint)g->k, (REAL)alpha, a, (blasint)g->lda, b, (blasint)g->ldb, (REAL)beta, z,
-                   (blasint)ldz);
+                   (blasint)g->k, (REAL)alpha, a, (blasint)g->lda, b, (blasint)g->ldb, (REAL)beta,
+                   z, (blasint)ldz);
         return;
     }
     for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n; j++) z[i * ldz + j] = beta != 0 ? (REAL)beta * z[i * ldz + j] : 0;
+        for (int64_t j = 0; j < n; j++)
+            z[i * ldz + j] = beta != 0 ? (REAL)beta * z[i * ldz + j] : 0;
 }
 
 /* The value before the epilogue has no place of its own (no aux, and c is still wanted for beta):
  * it goes by tiles through the stack. */
-static void N(gemm_tiled)(REAL *c, const REAL *a, const REAL *b, const pg_gemm_args *g, double alpha) {
+static void N(gemm_tiled)(REAL *c, const REAL *a, const REAL *b, const pg_gemm_args *g,
+                          double alpha) {
     const REAL *bias = g->bias;
 #pragma omp parallel for collapse(2)
     for (int64_t i = 0; i < g->m; i += TILE) {
@@ -51,8 +54,8 @@ static void N(gemm_tiled)(REAL *c, const REAL *a, const REAL *b, const pg_gemm_a
             N(product)(z, TILE, a + i * (g->transpose_a ? 1 : g->lda),
                        b + j * (g->transpose_b ? g->ldb : 1), m, n, g, alpha, 0);
             for (int64_t r = 0; r < m; r++)
-                N(finish_row)(c + (i + r) * g->ldc + j, z + r * TILE, NULL, bias ? bias + j : NULL, n,
-                              g->epilogue, (REAL)g->beta);
+                N(finish_row)(c + (i + r) * g->ldc + j, z + r * TILE, NULL, bias ? bias + j : NULL,
+                              n, g->epilogue, (REAL)g->beta);
         }
     }
 }

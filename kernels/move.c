@@ -1,7 +1,7 @@
 /* move.c: taking a slice out of a tensor or placing one into it, and changing the order of dims.
  *
- * Nothing is computed, so any dtype moves by its size; only `add` needs floating numbers.  A permute
- * first merges dims that stay neighbours; then either rows lie whole in both tensors, or it walks
+ * Nothing is computed, so any dtype moves by its size; only `add` needs floating numbers.  First a
+ * permute merges dims that stay neighbours; then either rows lie whole in both tensors, or it walks
  * square tiles over the two dims that are contiguous in one of them, so each cache line is used up
  * while it is there. */
 #include "cpu.h"

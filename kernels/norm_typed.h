@@ -57,9 +57,10 @@ PG_CLONES static void N(row_sums)(double *one, double *two, const REAL *dy, cons
     *two = b;
 }
 
-/* dx (+)= rstd * (g - one - xhat * two); one and two are means over the row */
+/* dx (+)= rstd * (g - mean(g) - xhat * mean(g * xhat)), means over the row */
 PG_CLONES static void N(row_grad)(REAL *dx, const REAL *dy, const REAL *x, const REAL *w, REAL mean,
-                                  REAL rstd, REAL one, REAL two, int64_t d, int add) {
+                                  REAL rstd, double mean_g, double mean_gx, int64_t d, int add) {
+    const REAL one = (REAL)mean_g, two = (REAL)mean_gx;
 #define GRADIENT(g) rstd *((g)-one - (x[j] - mean) * rstd * two)
     if (w && add)
         for (int64_t j = 0; j < d; j++) dx[j] += GRADIENT(dy[j] * w[j]);
@@ -72,8 +73,8 @@ PG_CLONES static void N(row_grad)(REAL *dx, const REAL *dy, const REAL *x, const
 #undef GRADIENT
 }
 
-/* dw += rows of dy * xhat; mean NULL: xhat = x * rstd.  Four rows at a time, so that dw, which is in
- * double and leaves registers, is touched once for all of them. */
+/* dw += rows of dy * xhat; mean NULL: xhat = x * rstd.  Four rows at a time, so that dw, in double
+ * and too long for registers, is touched once for all of them. */
 PG_CLONES static void N(weight_sums)(double *restrict dw, const REAL *dy, const REAL *x,
                                      const REAL *mean, const REAL *rstd, int64_t rows, int64_t d) {
 #define TERM(k) (double)dy[(k)*d + j] * (double)((x[(k)*d + j] - m##k) * s##k)
@@ -114,6 +115,7 @@ static void N(norm_grad_rows)(const norm_grad *a, int64_t r0, int64_t r1, double
     const REAL *dy = a->dy, *x = a->x, *mean = a->mean, *rstd = a->rstd;
     REAL *dx = a->dx;
     int64_t d = a->d;
+    int add = a->add_x;
     for (int64_t r = r0; r < r1; r += ROWS) {
         int64_t end = pg_min64(r1, r + ROWS);
         for (int64_t i = r; dx && i < end; i++) {
@@ -121,9 +123,8 @@ static void N(norm_grad_rows)(const norm_grad *a, int64_t r0, int64_t r1, double
             REAL m = mean ? mean[i] : 0;
             N(row_sums)(&one, &two, dy + i * d, x + i * d, a->w, m, rstd[i], d);
             if (!mean) one = 0; /* rmsnorm: nothing was centred */
-            N(row_grad)
-            (dx + i * d, dy + i * d, x + i * d, a->w, m, rstd[i], (REAL)(one / d), (REAL)(two / d),
-             d, a->add_x);
+            one /= (double)d, two /= (double)d;
+            N(row_grad)(dx + i * d, dy + i * d, x + i * d, a->w, m, rstd[i], one, two, d, add);
         }
         if (dw)
             N(weight_sums)(dw, dy + r * d, x + r * d, mean ? mean + r : NULL, rstd + r, end - r, d);

@@ -1,9 +1,9 @@
 /* philox.h: random numbers by counter: (seed, key, index) gives one number on any device and in any
  * layout.  Plain C that nvcc also accepts; used by fill, dropout, attention and sampling.
  *
- * The idea: nothing is ever drawn in order.  A stream is a 64-bit key mixed from (seed, key); number
- * `index` of it is a word of the Philox block whose counter follows from the index.  Uniform numbers
- * have 24 bits and normals are rounded from double, so that f32 and f64 tensors hold equal values.
+ * The idea: nothing is ever drawn in order.  A stream is a 64-bit key mixed from (seed, key); its
+ * number `index` is a word of the Philox block whose counter follows from the index.  Uniform
+ * numbers have 24 bits and normals are rounded from double: f32 and f64 tensors hold equal values.
  * Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011. */
 #ifndef PG_PHILOX_H
 #define PG_PHILOX_H

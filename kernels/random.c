@@ -6,7 +6,7 @@
 #include "philox.h"
 #include "vecmath.h"
 
-#define LANES 64 /* Philox blocks computed together */
+#define LANES 32 /* Philox blocks computed together */
 
 /* words[w][l] = word w of block first + l, for all LANES */
 PG_INLINE void blocks(uint32_t words[4][LANES], uint64_t stream, uint64_t first) {

@@ -19,7 +19,7 @@ static void N(argmax)(void *ids, const REAL *x, int64_t n, int64_t v, int dtype_
     }
 }
 
-/* Candidates of one row with their weights exp((x - max) / temperature); returns the weights' sum. */
+/* Candidates of one row with their weights exp((x - max) / temperature); returns their sum. */
 static double N(weigh)(candidate *list, const REAL *x, int64_t v, double temperature) {
     double m = (double)x[N(argmax_row)(x, v)], sum = 0;
     for (int64_t i = 0; i < v; i++) {

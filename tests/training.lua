@@ -54,4 +54,78 @@ function training.column(records, key)
   return out
 end
 
+-- ---- the same training in every layout ----
+
+-- A token file where whole samples are padding, so that some ranks have nothing that counts.
+local function padded()
+  local path, ids = training.scratch .. "/padded.bin", {}
+  for i = 0, 96 * 32 do ids[i + 1] = math.floor(i / 32) % 4 < 2 and 1 + i * i % 7 or 0 end
+  if require("pg.host").rank == 0 then fs.write(path, string.char(unpack(ids))) end
+  if pg.ranks() > 1 then pg.barrier() end
+  return path
+end
+
+-- Changes of the recipe by name; data.batch 12 divides over 1, 2, 3 and 4 ranks.
+local cases = {}
+function cases.plain() return {} end
+function cases.micro() return { micro = 1 } end
+function cases.recompute() return { recompute = "block" } end
+function cases.padded() return { data = { tokens = padded(), dtype = "u8", pad = 0, batch = 12 } } end
+function cases.held_out()
+  return { eval = { every = 4 }, micro = 1, data = { text = training.text(500), batch = 12, held_out = 0.3 } }
+end
+function cases.dropout()
+  local gpt2 = require "models.gpt2"
+  return { model = gpt2 { blocks = 1, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 } }
+end
+
+--- training.case(name, folder) -> records of 12 steps of that case in this layout.
+function training.case(name, folder)
+  local changes = cases[name]()
+  changes.steps = 12
+  changes.data = changes.data or { text = training.text(500), batch = 12 }
+  return (training.run(changes, folder))
+end
+
+-- The same case in a single process, started by rank 0.
+local function single(name)
+  local folder = "single-" .. name
+  if pg.rank() == 0 then
+    local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
+    local code = ([[require("tests.training").case("%s", "%s")]]):format(name, folder)
+    local command = ("%s %s -e '%s'"):format(alone, os.getenv "PGRUN", code)
+    assert(os.execute(command) == 0, name .. " in a single process failed")
+  end
+  pg.barrier()
+  return training.records(training.scratch .. "/" .. folder)
+end
+
+-- Of DESIGN.md 3: relative to the single process, by step.
+local function tolerance(key, step)
+  if key == "grad_norm" then return step <= 10 and 1e-5 or 2e-4 end
+  return step == 1 and 1e-6 or 1e-5
+end
+
+--- training.compare(): every case in this layout against the same in a single process.
+function training.compare()
+  local names = {}
+  for name in pairs(cases) do names[#names + 1] = name end
+  table.sort(names) -- all ranks in one order
+  for _, name in ipairs(names) do
+    local want = single(name)
+    local got = training.case(name, "layout-" .. name)
+    assert(#want == 12 and #got == 12, name .. ": 12 steps are wanted")
+    for step = 1, 12 do
+      for _, key in ipairs { "loss", "grad_norm", "val_loss" } do
+        local a, b = got[step][key], want[step][key]
+        assert((a == nil) == (b == nil), ("%s, step %d: %s is missing"):format(name, step, key))
+        if a and not (math.abs(a - b) <= tolerance(key, step) * math.abs(b)) then
+          error(("%s, step %d: %s is %.9g, in a single process %.9g"):format(name, step, key, a, b))
+        end
+      end
+      assert(got[step].tokens == want[step].tokens, name .. ": tokens differ")
+    end
+  end
+end
+
 return training

@@ -59,6 +59,14 @@ function c.int(x, what)
   return x
 end
 
+--- c.within(x, what, low, high) -> x.  An exact integer in [low, high]; high may be left out.
+function c.within(x, what, low, high)
+  c.int(x, what)
+  if x < low then c.fail("%s is %.0f; it must be at least %.0f", what, x, low) end
+  if high and x > high then c.fail("%s is %.0f; it must be at most %.0f", what, x, high) end
+  return x
+end
+
 -- Decimal digits -> int64; nil where it is none or does not fit.
 local function parse_int64(text)
   local sign, digits = text:match "^%s*([-+]?)(%d+)%s*$"

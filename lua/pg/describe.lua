@@ -8,7 +8,10 @@ local c = require "pg.c"
 local describe = {}
 
 --- describe.is(x) -> true for a description.
-function describe.is(x) return type(x) == "table" and getmetatable(x) ~= nil and getmetatable(x).is_description == true end
+function describe.is(x)
+  local meta = type(x) == "table" and getmetatable(x)
+  return type(meta) == "table" and meta.is_description == true
+end
 
 local function fits(value, kind)
   if type(kind) == "table" then

@@ -21,9 +21,22 @@ local function next_id(model, ids, n, o, draw)
   return loss.sample(last, { temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, first = draw }):item()
 end
 
+-- Settings that C takes as numbers.
+local function check_numbers(o)
+  for _, key in ipairs { "temperature", "top_k", "top_p" } do
+    if o[key] ~= nil and type(o[key]) ~= "number" then
+      c.fail("generate: %s is %s, not a number", key, tostring(o[key]))
+    end
+  end
+end
+
 --- generate.ids(model, ids, n, o) -> int32 array, length: the ids continued by o.tokens (200).
 function generate.ids(model, ids, n, o)
-  local more = c.int(o.tokens or 200, "tokens")
+  if type(model) ~= "table" or not model.is_module or not model.context then
+    c.fail("generate: %s is no language model; give what pg.build made of one", tostring(model))
+  end
+  check_numbers(o)
+  local more = c.within(o.tokens or 200, "generate: tokens", 0, 2^31 - 1 - n)
   if n < 1 then c.fail("generate: an empty prompt; give at least one token") end
   local all = ffi.new("int32_t[?]", n + more)
   ffi.copy(all, ids, n * 4)

@@ -75,7 +75,7 @@ function mesh.size() start() return mesh.world.size end
 
 -- The line that waits, for the reports of the launcher and of time limits.
 local function where(axis)
-  if axis.size > 1 then C.pg_status_where(c.position()) end
+  if axis.size > 1 then C.pg_status_where((c.position():gsub(": $", ""))) end
 end
 
 local slot = ffi.new "pg_work *[1]"

@@ -37,7 +37,9 @@ local function name_pieces(p, prefix, name)
       out[i] = { name = names[i], first = first * row, shape = shape, init = piece.init or p.init }
       first = first + piece.rows
     end
-    if first ~= p.shape[1] then c.fail("parameter %s: its pieces have %d rows, it has %d", prefix .. name, first, p.shape[1]) end
+    if first ~= p.shape[1] then
+      c.fail("parameter %s: its pieces have %d rows, it has %d", prefix .. name, first, p.shape[1])
+    end
     p.name = table.concat(names, "+")
   end
   p.pieces = out

@@ -53,9 +53,9 @@ local function other_keys(t, count)
 end
 
 local function show_table(t)
-  local parts, count, left = {}, #t, 0
+  local parts, count = {}, #t
   for i = 1, math.min(count, SHOWN) do parts[i] = brief(rawget(t, i)) end
-  left = count - #parts
+  local left = count - #parts
   for _, k in ipairs(other_keys(t, count)) do
     if #parts < SHOWN then
       local key = is_name(k) and k or "[" .. brief(k) .. "]"
@@ -142,14 +142,19 @@ local function comment_above(text, defined)
   return table.concat(lines, "\n", first, defined - 1)
 end
 
+-- What stands above a line of a source; info as debug.getinfo gives it.
+local function describe_place(info, line)
+  local at = string.format("%s:%d", info.short_src, line)
+  local name = info.source:match("^@(.*)")
+  local text = name and host.source(name)
+  local comment = text and comment_above(text, line)
+  return comment and comment .. "\n(" .. at .. ")" or "defined at " .. at .. ", without a comment"
+end
+
 local function describe_function(f)
   local info = debug.getinfo(f, "S")
   if info.what == "C" then return "a function of Lua itself or written in C" end
-  local at = string.format("%s:%d", info.short_src, info.linedefined)
-  local name = info.source:match("^@(.*)")
-  local text = name and host.source(name)
-  local comment = text and comment_above(text, info.linedefined)
-  return comment and comment .. "\n(" .. at .. ")" or "defined at " .. at .. ", without a comment"
+  return describe_place(info, info.linedefined)
 end
 
 -- "pg.matmul" -> the value, or nil.
@@ -189,7 +194,8 @@ function repl.describe(x)
   elseif type(x) == "function" then
     return describe_function(x), true
   elseif type(x) == "table" then
-    local meta = getmetatable(x)
+    local place, meta = rawget(x, "defined_at"), getmetatable(x)
+    if place then return describe_place(place, place.currentline) end -- a class of modules
     if meta and type(meta.__call) == "function" then return describe_function(meta.__call), true end
     return describe_methods(x), true
   elseif type(x) ~= "string" then
@@ -211,8 +217,10 @@ local function same(...) return ... end
 local function compile(text)
   local expression = text:gsub("^%s*=", "", 1)
   -- as an argument, not "return EXPRESSION": a tail call would leave no line for the traceback
-  local chunk, message = loadstring("local same = ... return same(" .. expression .. "\n)", "=prompt")
+  local close = expression:find("--", 1, true) and "\n)" or ")"
+  local chunk = loadstring("local same = ... return same(" .. expression .. close, "=prompt")
   if chunk then return function() return chunk(same) end end
+  local message
   chunk, message = loadstring(expression == text and text or "return " .. expression, "=prompt")
   if chunk then return chunk end
   return nil, message, message:sub(-7) == "'<eof>'"

@@ -50,17 +50,14 @@ local function plain(value)
   if value.is_module then return "module " .. tostring(value.class_name) end
   local out = {}
   if describe.is(value) then out.name = describe.name(value) end
-  for k, v in pairs(value) do
-    if k == 1 and #value == 1 and next(value, k) ~= nil then k = "name" end -- { "adamw", rate = ... }
-    out[k] = plain(v)
-  end
+  for k, v in pairs(value) do out[k] = plain(v) end
   return out
 end
 
 --- run.settings(recipe) -> the recipe as plain values, for recipe.json and manifests.
 function run.settings(r)
   local out = plain(r)
-  if type(r.optim) == "table" and out.optim[1] then out.optim.name, out.optim[1] = out.optim[1], nil end
+  out.optim.name, out.optim[1] = out.optim[1], nil
   return out
 end
 

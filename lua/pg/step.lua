@@ -7,7 +7,7 @@ local C, ffi = c.C, c.ffi
 
 local step = {}
 local slots = {}
-for _, name in ipairs { "RATE", "BIAS1", "BIAS2", "CLIP", "SCALE", "FINITE", "RANDOM", "INV_TOKENS", "NORM", "SUMSQ" } do
+for name in ("RATE BIAS1 BIAS2 CLIP SCALE FINITE RANDOM INV_TOKENS NORM SUMSQ"):gmatch "%S+" do
   slots[name] = tonumber(C["PG_STEP_" .. name])
 end
 local size = tonumber(C.PG_STEP_SIZE)

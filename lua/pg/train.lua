@@ -56,9 +56,22 @@ local function held_out(r, set, model)
   return data.open(o).train
 end
 
+-- Sequences and ids that the model can take.
+local function check_data(r, info, model)
+  for _, key in ipairs { "context", "vocab" } do
+    local limit, asked = model[key], r.data[key]
+    if not (limit or asked) then
+      recipe.fail(info, "data", "data.%s is missing: the model does not say what it takes", key)
+    elseif limit and asked and asked > limit then
+      recipe.fail(info, "data." .. key, "data.%s is %d, the model's is %d; it may not be larger", key, asked, limit)
+    end
+  end
+end
+
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
   t.model = recipe.guard(info, "model", build_model, r)
+  check_data(r, info, t.model)
   local where = r.data.text and "data.text" or "data.tokens"
   t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
   t.held_out = recipe.guard(info, "eval.tokens", held_out, r, t.set, t.model)

@@ -7,14 +7,16 @@
 
 int pg_ids_dtype(const char *op, const char *what, const pg_tensor *ids) {
     if (ids->dtype == PG_I32 || ids->dtype == PG_I64) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: %ss are %s; they must be i32 or i64", op, what, pg_shape_text(ids));
+    return pg_fail(PG_ESHAPE, "%s: %ss are %s; they must be i32 or i64", op, what,
+                   pg_shape_text(ids));
 }
 
 int pg_ids_check(const pg_backend *b, const char *op, const char *what, const pg_tensor *ids,
                  int64_t v, const int64_t *ignore) {
     if (v == 0 && ids->count > 0) return pg_fail(PG_ESHAPE, "%s: the vocabulary is empty", op);
     int64_t skip = ignore ? *ignore : 0; /* 0 is inside: skipping it changes nothing */
-    int64_t bad = b->kernels->check_ids(pg_tensor_at(ids), ids->count, v, skip, ids->dtype, b->stream);
+    int64_t bad = b->kernels->check_ids(pg_tensor_at(ids), ids->count, v, skip, ids->dtype,
+                                        b->stream);
     if (bad < 0) return PG_OK;
     int32_t narrow = 0;
     int64_t id = 0, columns = pg_max64(pg_last_dim(ids), 1);
@@ -23,8 +25,9 @@ int pg_ids_check(const pg_backend *b, const char *op, const char *what, const pg
     if (ids->dtype == PG_I32) id = narrow;
     char ignored[48] = "";
     if (ignore) snprintf(ignored, sizeof ignored, " (%lld is ignored)", (long long)skip);
-    return pg_fail(PG_EINVAL, "%s: %s %lld at row %lld, column %lld is outside the vocabulary [0,%lld)%s",
-                   op, what, (long long)id, (long long)(bad / columns), (long long)(bad % columns),
+    return pg_fail(PG_EINVAL,
+                   "%s: %s %lld at row %lld, column %lld is outside the vocabulary [0,%lld)%s", op,
+                   what, (long long)id, (long long)(bad / columns), (long long)(bad % columns),
                    (long long)v, ignored);
 }
 
@@ -37,9 +40,11 @@ static int embedding_shapes(const char *op, const char *name_y, const pg_tensor 
     if (table->ndim == 2 && y->count == ids->count * table->dims[1] &&
         pg_last_dim(y) == table->dims[1])
         return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: %s is %s, %s is %s, ids are %s; %s must be [V,D] and %s [..,D] with "
-                              "a row for each id", op, name_y, pg_shape_text(y), name_table,
-                   pg_shape_text(table), pg_shape_text(ids), name_table, name_y);
+    return pg_fail(PG_ESHAPE,
+                   "%s: %s is %s, %s is %s, ids are %s; %s must be [V,D] and %s [..,D] with "
+                   "a row for each id",
+                   op, name_y, pg_shape_text(y), name_table, pg_shape_text(table),
+                   pg_shape_text(ids), name_table, name_y);
 }
 
 int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids) {
@@ -50,8 +55,8 @@ int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids) {
     PG_OPEN(b, "embedding", y, table, ids);
     int64_t v = table->dims[0], d = table->dims[1];
     PG_TRY(pg_ids_check(b, "embedding", "id", ids, v, NULL));
-    return b->kernels->embedding(pg_tensor_at(y), pg_tensor_at(table), pg_tensor_at(ids), ids->count,
-                                 d, v, y->dtype, ids->dtype, b->stream);
+    return b->kernels->embedding(pg_tensor_at(y), pg_tensor_at(table), pg_tensor_at(ids),
+                                 ids->count, d, v, y->dtype, ids->dtype, b->stream);
 }
 
 int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int add) {
@@ -64,8 +69,8 @@ int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *i
     PG_TRY(pg_ids_check(b, "embedding_grad", "id", ids, v, NULL));
     void *scratch;
     PG_TRY(take_scratch(&scratch, "embedding_grad", b->kernels->embedding_grad_scratch(n, v)));
-    return b->kernels->embedding_grad(pg_tensor_at(dtable), pg_tensor_at(dy), pg_tensor_at(ids), n, d,
-                                      v, add, scratch, dy->dtype, ids->dtype, b->stream);
+    return b->kernels->embedding_grad(pg_tensor_at(dtable), pg_tensor_at(dy), pg_tensor_at(ids), n,
+                                      d, v, add, scratch, dy->dtype, ids->dtype, b->stream);
 }
 
 /* One id for each row of x [..,V], V > 0. */
@@ -73,8 +78,10 @@ static int row_ids(const char *op, const pg_tensor *ids, const char *name, const
     PG_TRY(pg_check_floating(op, name, x));
     PG_TRY(pg_ids_dtype(op, "id", ids));
     if (x->ndim > 0 && pg_last_dim(x) > 0 && ids->count == rows_of(x)) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: ids are %s, %s is %s; there must be an id for each row, and rows "
-                              "must not be empty", op, pg_shape_text(ids), name, pg_shape_text(x));
+    return pg_fail(PG_ESHAPE,
+                   "%s: ids are %s, %s is %s; there must be an id for each row, and rows "
+                   "must not be empty",
+                   op, pg_shape_text(ids), name, pg_shape_text(x));
 }
 
 int pg_argmax(pg_tensor *ids, const pg_tensor *x) {
@@ -83,8 +90,8 @@ int pg_argmax(pg_tensor *ids, const pg_tensor *x) {
     PG_TRY(row_ids("argmax", ids, "x", x));
     PG_APART("argmax", ids, x);
     PG_OPEN(b, "argmax", ids, x);
-    return b->kernels->argmax(pg_tensor_at(ids), pg_tensor_at(x), rows_of(x), pg_last_dim(x), x->dtype,
-                              ids->dtype, b->stream);
+    return b->kernels->argmax(pg_tensor_at(ids), pg_tensor_at(x), rows_of(x), pg_last_dim(x),
+                              x->dtype, ids->dtype, b->stream);
 }
 
 int pg_sample(pg_tensor *ids, const pg_tensor *logits, double temperature, int64_t top_k,
@@ -97,14 +104,15 @@ int pg_sample(pg_tensor *ids, const pg_tensor *logits, double temperature, int64
     if (!(temperature >= 0) || !isfinite(temperature))
         return pg_fail(PG_EINVAL, "sample: temperature %g; it must be 0 (the likeliest) or above",
                        temperature);
-    if (top_k < 0) return pg_fail(PG_EINVAL, "sample: top_k %lld; it must be 0 (all) or above",
-                                  (long long)top_k);
+    if (top_k < 0)
+        return pg_fail(PG_EINVAL, "sample: top_k %lld; it must be 0 (all) or above",
+                       (long long)top_k);
     if (!(top_p > 0 && top_p <= 1))
         return pg_fail(PG_EINVAL, "sample: top_p %g lies outside (0,1]; 1 keeps all", top_p);
     PG_OPEN(b, "sample", ids, logits);
     int64_t n = rows_of(logits), v = pg_last_dim(logits);
     void *scratch;
     PG_TRY(take_scratch(&scratch, "sample", b->kernels->sample_scratch(n, v)));
-    return b->kernels->sample(pg_tensor_at(ids), pg_tensor_at(logits), n, v, temperature, top_k, top_p,
-                              seed, key, first, scratch, logits->dtype, b->stream);
+    return b->kernels->sample(pg_tensor_at(ids), pg_tensor_at(logits), n, v, temperature, top_k,
+                              top_p, seed, key, first, scratch, logits->dtype, b->stream);
 }

@@ -15,8 +15,8 @@ int pg_softmax(pg_tensor *y, const pg_tensor *x, int log) {
     PG_LIKE("softmax", y, x);
     PG_IN_PLACE("softmax", y, x);
     PG_OPEN(b, "softmax", y, x);
-    return b->kernels->softmax(pg_tensor_at(y), pg_tensor_at(x), rows_of(x), pg_last_dim(x), log != 0,
-                               x->dtype, b->stream);
+    return b->kernels->softmax(pg_tensor_at(y), pg_tensor_at(x), rows_of(x), pg_last_dim(x),
+                               log != 0, x->dtype, b->stream);
 }
 
 int pg_softmax_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *y, int log, int add) {
@@ -75,20 +75,21 @@ int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_t
     if (out) PG_KEPT("cross_entropy_grad", out, logits, 2);
     int per_row = dloss->count == n && (n != 1 || !out);
     if (!per_row && dloss->count != 1)
-        return pg_fail(PG_ESHAPE, "cross_entropy_grad: dloss is %s, logits are %s; dloss must hold one "
-                                  "number or one for each row", pg_shape_text(dloss),
-                       pg_shape_text(logits));
+        return pg_fail(PG_ESHAPE,
+                       "cross_entropy_grad: dloss is %s, logits are %s; dloss must hold one "
+                       "number or one for each row",
+                       pg_shape_text(dloss), pg_shape_text(logits));
     PG_HAS_DTYPE("cross_entropy_grad", dloss, kept_dtype(logits));
     if (!per_row && !step && !out)
-        return pg_fail(PG_EINVAL, "cross_entropy_grad: out is missing (nil); without a step block the "
-                                  "mean needs its count of valid rows");
+        return pg_fail(PG_EINVAL,
+                       "cross_entropy_grad: out is missing (nil); without a step block the "
+                       "mean needs its count of valid rows");
     if (add) PG_APART("cross_entropy_grad", dlogits, logits);
     else PG_IN_PLACE("cross_entropy_grad", dlogits, logits);
     PG_OPEN(b, "cross_entropy_grad", dlogits, dloss, logits, targets, lse, out, step);
     PG_TRY(pg_ids_check(b, "cross_entropy_grad", "target", targets, v, &ignore));
-    return b->kernels->cross_entropy_grad(pg_tensor_at(dlogits), pg_tensor_at(dloss), per_row,
-                                          pg_tensor_at(logits), pg_tensor_at(targets),
-                                          pg_tensor_at(lse), at_or_null(out), n, v, ignore,
-                                          at_or_null(step), add, logits->dtype, targets->dtype,
-                                          b->stream);
+    return b->kernels->cross_entropy_grad(
+        pg_tensor_at(dlogits), pg_tensor_at(dloss), per_row, pg_tensor_at(logits),
+        pg_tensor_at(targets), pg_tensor_at(lse), at_or_null(out), n, v, ignore, at_or_null(step),
+        add, logits->dtype, targets->dtype, b->stream);
 }

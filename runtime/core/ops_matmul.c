@@ -40,7 +40,8 @@ static int plan(pg_gemm_args *g, const pg_tensor *out, const pg_tensor *a, const
     PG_TRY(inner_sizes(g, a, b));
     if (out->dims[out->ndim - 2] != g->m || pg_last_dim(out) != g->n) {
         char rule[80];
-        snprintf(rule, sizeof rule, "out must end in [%lld,%lld]", (long long)g->m, (long long)g->n);
+        snprintf(rule, sizeof rule, "out must end in [%lld,%lld]", (long long)g->m,
+                 (long long)g->n);
         return refuse(out, a, b, g, rule);
     }
     int64_t lead = pg_dims_product(a, 0, a->ndim - 2);
@@ -53,8 +54,9 @@ static int plan(pg_gemm_args *g, const pg_tensor *out, const pg_tensor *a, const
     } else if (out->ndim == 2 && g->transpose_a && !g->transpose_b && same_leading(a, b)) {
         g->k *= lead;
     } else {
-        return refuse(out, a, b, g, "leading dims must be equal; or b is one matrix; or out is one "
-                                    "matrix, a transposed and equal leading dims summed");
+        return refuse(out, a, b, g,
+                      "leading dims must be equal; or b is one matrix; or out is one "
+                      "matrix, a transposed and equal leading dims summed");
     }
     return PG_OK;
 }
@@ -95,9 +97,13 @@ int pg_matmul(pg_tensor *out, const pg_tensor *a, const pg_tensor *b, const pg_g
     PG_SAME_DTYPE("matmul", a, b);
     int wider = out->dtype == PG_F32 && (a->dtype == PG_BF16 || a->dtype == PG_F16);
     if (!wider) PG_SAME_DTYPE("matmul", out, a);
-    pg_gemm_args g = {.dtype = a->dtype, .dtype_c = out->dtype, .transpose_a = o->transpose_a != 0,
-                      .transpose_b = o->transpose_b != 0, .epilogue = o->epilogue,
-                      .alpha = o->alpha, .beta = o->beta};
+    pg_gemm_args g = {.dtype = a->dtype,
+                      .dtype_c = out->dtype,
+                      .transpose_a = o->transpose_a != 0,
+                      .transpose_b = o->transpose_b != 0,
+                      .epilogue = o->epilogue,
+                      .alpha = o->alpha,
+                      .beta = o->beta};
     PG_TRY(plan(&g, out, a, b));
     PG_TRY(extras(o, out, a, b, g.n));
     PG_APART("matmul", out, a);

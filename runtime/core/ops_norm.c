@@ -43,9 +43,9 @@ int pg_rmsnorm_grad(pg_tensor *dx, pg_tensor *dw, const pg_tensor *dy, const pg_
     void *scratch;
     int64_t n = rows_of(x), d = pg_last_dim(x);
     PG_TRY(take_scratch(&scratch, "rmsnorm_grad", b->kernels->rmsnorm_grad_scratch(n, d)));
-    return b->kernels->rmsnorm_grad(at_or_null(dx), at_or_null(dw), pg_tensor_at(dy), pg_tensor_at(x),
-                                    at_or_null(w), pg_tensor_at(rstd), n, d, add_x, add_w, scratch,
-                                    x->dtype, b->stream);
+    return b->kernels->rmsnorm_grad(at_or_null(dx), at_or_null(dw), pg_tensor_at(dy),
+                                    pg_tensor_at(x), at_or_null(w), pg_tensor_at(rstd), n, d, add_x,
+                                    add_w, scratch, x->dtype, b->stream);
 }
 
 int pg_layernorm(pg_tensor *y, pg_tensor *mean, pg_tensor *rstd, const pg_tensor *x,
@@ -61,8 +61,8 @@ int pg_layernorm(pg_tensor *y, pg_tensor *mean, pg_tensor *rstd, const pg_tensor
     PG_APART("layernorm", y, x);
     PG_OPEN(backend, "layernorm", y, mean, rstd, x, w, b);
     return backend->kernels->layernorm(pg_tensor_at(y), pg_tensor_at(mean), pg_tensor_at(rstd),
-                                       pg_tensor_at(x), at_or_null(w), at_or_null(b), eps, rows_of(x),
-                                       pg_last_dim(x), x->dtype, backend->stream);
+                                       pg_tensor_at(x), at_or_null(w), at_or_null(b), eps,
+                                       rows_of(x), pg_last_dim(x), x->dtype, backend->stream);
 }
 
 int pg_layernorm_grad(pg_tensor *dx, pg_tensor *dw, pg_tensor *db, const pg_tensor *dy,
@@ -87,8 +87,8 @@ int pg_layernorm_grad(pg_tensor *dx, pg_tensor *dw, pg_tensor *db, const pg_tens
     void *scratch;
     int64_t n = rows_of(x), d = pg_last_dim(x);
     PG_TRY(take_scratch(&scratch, "layernorm_grad", b->kernels->layernorm_grad_scratch(n, d)));
-    return b->kernels->layernorm_grad(at_or_null(dx), at_or_null(dw), at_or_null(db), pg_tensor_at(dy),
-                                      pg_tensor_at(x), at_or_null(w), pg_tensor_at(mean),
-                                      pg_tensor_at(rstd), n, d, add_x, add_w, add_b, scratch,
-                                      x->dtype, b->stream);
+    return b->kernels->layernorm_grad(at_or_null(dx), at_or_null(dw), at_or_null(db),
+                                      pg_tensor_at(dy), pg_tensor_at(x), at_or_null(w),
+                                      pg_tensor_at(mean), pg_tensor_at(rstd), n, d, add_x, add_w,
+                                      add_b, scratch, x->dtype, b->stream);
 }

@@ -1,5 +1,5 @@
-/* ops_update.c: the end of a step: norm of the gradients, clipping, looking for bad numbers, and the
- * updates of AdamW and SGD over a segment.  Helpers in check.h; formulas in pg.h. */
+/* ops_update.c: the end of a step: norm of the gradients, clipping, looking for bad numbers, and
+ * the updates of AdamW and SGD over a segment.  Helpers in check.h; formulas in pg.h. */
 #include "check.h"
 
 #include <math.h>

@@ -142,6 +142,12 @@ int pg_aside_open(pg_aside *a, const char *path) {
         pg_fail(rc, "write: %s: no memory for its name", path);
         goto done;
     }
+    struct stat st; /* a rename would put a file in the place of a device, a pipe or a socket */
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        rc = pg_fail(PG_EIO, "write: %s is %s, not a file that can be replaced", path,
+                     S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
+        goto done;
+    }
     sweep(folder, name);
     rc = create_locked(a);
 done:

@@ -22,16 +22,16 @@ enum host_exit { HOST_DONE = 0, HOST_FAILED = 1, HOST_USAGE = 2 };
 /* ---- options.c ---- */
 #define HOST_MAX_CODE 16
 typedef struct host_options {
-    int ranks;                       /* -n; 0 when not given */
+    int ranks; /* -n; 0 when not given */
     int interactive, no_jit, help, version;
-    const char *device;              /* NULL when not given */
-    int64_t memory;                  /* bytes; 0 when not given */
+    const char *device; /* NULL when not given */
+    int64_t memory;     /* bytes; 0 when not given */
     int nnodes, node_rank;
     const char *master;              /* HOST:PORT or NULL */
     const char *code[HOST_MAX_CODE]; /* the -e lines, in order */
     int codes;
-    char *script;                    /* a file or a verb; NULL: none */
-    char **args;                     /* what follows it, NULL at the end */
+    char *script; /* a file or a verb; NULL: none */
+    char **args;  /* what follows it, NULL at the end */
     int nargs;
 } host_options;
 
@@ -44,7 +44,7 @@ int host_cores(void); /* that this process may use */
 
 /* ---- source.c ---- */
 typedef struct host_source {
-    char *text;          /* malloced, bytes long; NULL: not loaded */
+    char *text; /* malloced, bytes long; NULL: not loaded */
     size_t bytes;
     char name[PATH_MAX]; /* as people type it: "models/tiny.lua", "lua/pg/init.lua" */
     char path[PATH_MAX]; /* the file it came from; "" for a copy inside the program */
@@ -75,7 +75,7 @@ void host_load_source(lua_State *L, const host_source *s); /* leaves a function,
 
 /* ---- library.c ---- */
 int host_open_library(lua_State *L); /* package.preload["pg.host"] */
-pg_ranks host_ranks(void); /* a world of one where the environment makes no sense */
+pg_ranks host_ranks(void);           /* a world of one where the environment makes no sense */
 void host_library_options(const host_options *o);
 const char *host_script_path(void); /* the script being run, or NULL */
 void host_library_script(const char *path);
@@ -87,7 +87,7 @@ int host_stop_requested(void);     /* SIGTERM came and a training loop has claim
 void host_claim_stop(int claimed); /* the caller polls host_stop_requested() */
 /* The signal has been heard: C entries work again, and `seconds` remain to end (0: no limit). */
 void host_signal_heard(unsigned seconds);
-void host_signals_reset(void);     /* the prompt: the line is over, be ready for the next */
+void host_signals_reset(void); /* the prompt: the line is over, be ready for the next */
 
 /* ---- repl.c ---- */
 int host_prompt(lua_State *L);

@@ -20,11 +20,11 @@
 #include "host.h"
 #include "launch.h"
 
-#define SECOND 1000000000ll
-#define TERM_AFTER (3 * SECOND)  /* after a death: the others may end by themselves until then */
+#define SECOND     1000000000ll
+#define TERM_AFTER (3 * SECOND) /* after a death: the others may end by themselves until then */
 #define KILL_AFTER (8 * SECOND)
 #define ASKED_KILL (32 * SECOND) /* after SIGINT or SIGTERM: a rank may save for 30 s */
-#define DRAIN (1 * SECOND)       /* for output that a rank's own children still hold */
+#define DRAIN      (1 * SECOND)  /* for output that a rank's own children still hold */
 
 /* ---- starting ---- */
 
@@ -223,14 +223,13 @@ static int exit_code(const host_world *w) {
 
 static void tell(const host_world *w) {
     fflush(stdout);
-    if (w->asked)
-        fprintf(stderr, "pgrun: stopped by SIG%s\n", sigabbrev_np(w->asked));
-    else if (w->story)
-        fputs(w->story, stderr);
+    if (w->asked) fprintf(stderr, "pgrun: stopped by SIG%s\n", sigabbrev_np(w->asked));
+    else if (w->story) fputs(w->story, stderr);
     int killed = 0;
     for (int i = 0; i < w->size; i++) killed += w->children[i].killed != 0;
     if (killed)
-        fprintf(stderr, "    %d of the others did not end by themselves and were stopped\n", killed);
+        fprintf(stderr, "    %d of the others did not end by themselves and were stopped\n",
+                killed);
 }
 
 int host_launch(const host_options *o, int argc, char **argv) {

@@ -13,8 +13,8 @@ typedef struct relay_line { /* what came through a pipe since the last newline *
 
 typedef struct host_child {
     pid_t pid;
-    int rank;          /* of all hosts */
-    int pipes[2];      /* read ends of its stdout and stderr; -1: closed, or it writes by itself */
+    int rank;     /* of all hosts */
+    int pipes[2]; /* read ends of its stdout and stderr; -1: closed, or it writes by itself */
     relay_line lines[2];
     int ended, status; /* status as waitpid gives it */
     int killed;        /* we ended it: SIGTERM or SIGKILL */
@@ -28,11 +28,11 @@ typedef struct host_world {
     int signals;          /* signalfd */
     pid_t group;          /* the children's process group */
     int alive;
-    int asked;            /* the signal by which we were told to stop; 0: none */
+    int asked;                   /* the signal by which we were told to stop; 0: none */
     int64_t asked_at, failed_at; /* ns; 0: not yet */
-    int escalated;        /* 1: SIGTERM sent, 2: SIGKILL sent */
-    int first;            /* local rank of the first that ended badly, or -1 */
-    char *story;          /* the failure report, written at the first death */
+    int escalated;               /* 1: SIGTERM sent, 2: SIGKILL sent */
+    int first;                   /* local rank of the first that ended badly, or -1 */
+    char *story;                 /* the failure report, written at the first death */
 } host_world;
 
 /* ---- launch.c ---- */

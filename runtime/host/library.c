@@ -45,8 +45,8 @@ static int signal_heard(lua_State *L) {
     return 0;
 }
 
-/* first_failed(seconds) -> boolean: wait until this host's first rank has told why it ends, or has
- * ended, or this rank is asked to end; false when none of it came in time. */
+/* first_failed(seconds) -> boolean: wait until this host's first rank has told why it ends, or this
+ * rank is asked to end; false when neither came in time. */
 static int first_failed(lua_State *L) {
     double end = pg_time() + luaL_checknumber(L, 1);
     int fd, seen = 0;
@@ -54,7 +54,7 @@ static int first_failed(lua_State *L) {
     void *map = pg_page_map(&fd);
     const pg_page *first = map ? pg_page_of(map, 0) : NULL;
     while (!seen && pg_time() < end) {
-        seen = pg_interrupted() || (first && (first->failure[0] || pg_page_dead(first)));
+        seen = pg_interrupted() || (first && first->failure[0]);
         if (!seen) nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     }
     if (first && first->failure[0]) pg_status_fail(first->failure); /* later, so rank 0 is named */
@@ -113,12 +113,14 @@ static void set_facts(lua_State *L) {
 }
 
 static int open_host(lua_State *L) {
-    static const luaL_Reg functions[] = {
-        {"stop_requested", stop_requested}, {"claim_stop", claim_stop},
-        {"interrupted", interrupted},       {"signal_heard", signal_heard},
-        {"source", source},                 {"list", list},
-        {"first_failed", first_failed},
-        {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"stop_requested", stop_requested},
+                                         {"claim_stop", claim_stop},
+                                         {"interrupted", interrupted},
+                                         {"signal_heard", signal_heard},
+                                         {"source", source},
+                                         {"list", list},
+                                         {"first_failed", first_failed},
+                                         {NULL, NULL}};
     lua_newtable(L);
     for (const luaL_Reg *f = functions; f->name; f++)
         lua_pushcfunction(L, f->func), lua_setfield(L, -2, f->name);

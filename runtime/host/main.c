@@ -2,14 +2,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <luajit.h>
+
 #include "../backend/page.h"
 #include "host.h"
 
 static int start_rank(const host_options *o) {
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a line printed is a line kept, however this rank ends */
     lua_State *L = host_lua_open(o);
     if (!L) return HOST_FAILED;
     host_signals_install(L);
-    pg_page_mine(); /* from here on the launcher and the other ranks can tell how far we are */
+    pg_page_mine();      /* from here on the launcher and the other ranks can tell how far we are */
     atexit(pg_shutdown); /* also after os.exit */
     int64_t share = o->memory / host_ranks().local_size;
     if ((o->device || o->memory) && pg_init(o->device ? o->device : "auto", share) < 0) {
@@ -24,7 +27,8 @@ static int start_rank(const host_options *o) {
 
 static int start_ranks(const host_options *o, int argc, char **argv) {
     host_source s = {0};
-    if (o->script && host_find_work(o->script, &s) < 0) return HOST_USAGE; /* said once, not N times */
+    if (o->script && host_find_work(o->script, &s) < 0)
+        return HOST_USAGE; /* said once, not N times */
     host_source_free(&s);
     return host_launch(o, argc, argv);
 }
@@ -38,7 +42,7 @@ int main(int argc, char **argv) {
         return HOST_DONE;
     }
     if (o.version) {
-        printf("pgrun %s\n%s\n", HOST_VERSION, pg_version_info());
+        printf("pgrun %s\nLuaJIT   %s\n%s", HOST_VERSION, LUAJIT_VERSION, pg_version_info());
         return HOST_DONE;
     }
     if (o.ranks > 1 || o.nnodes > 1) return start_ranks(&o, argc, argv);

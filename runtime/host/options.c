@@ -90,10 +90,14 @@ static int64_t size(const char *text) {
     char *end;
     double n = strtod(text, &end), unit = 1;
     switch (*end) {
-    case 'k': case 'K': unit = 1 << 10, end++; break;
-    case 'm': case 'M': unit = 1 << 20, end++; break;
-    case 'g': case 'G': unit = 1 << 30, end++; break;
-    case 't': case 'T': unit = 1099511627776.0, end++; break;
+    case 'k':
+    case 'K': unit = 1 << 10, end++; break;
+    case 'm':
+    case 'M': unit = 1 << 20, end++; break;
+    case 'g':
+    case 'G': unit = 1 << 30, end++; break;
+    case 't':
+    case 'T': unit = 1099511627776.0, end++; break;
     }
     if (*end == 'i') end++;
     if (*end == 'B' || *end == 'b') end++;
@@ -157,8 +161,9 @@ static int check_together(const host_options *o) {
         return bad("-n", n, "the prompt runs on one rank; give a script, or leave out -n and -i");
     if (o->nnodes > 1 && (!o->device || strcmp(o->device, "cuda"))) {
         snprintf(n, sizeof n, "%d", o->nnodes);
-        return bad("--nnodes", n, "ranks on the CPU share memory, which ends at the host; run on one "
-                                  "host with -n, or on GPUs with --device cuda");
+        return bad("--nnodes", n,
+                   "ranks on the CPU share memory, which ends at the host; run on one "
+                   "host with -n, or on GPUs with --device cuda");
     }
     if (o->nnodes > 1 && !o->master) {
         snprintf(n, sizeof n, "%d", o->nnodes);
@@ -176,7 +181,10 @@ int host_options_read(host_options *o, int argc, char **argv) {
     int i = 1;
     for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
         const char *value;
-        if (!strcmp(argv[i], "--")) { i++; break; }
+        if (!strcmp(argv[i], "--")) {
+            i++;
+            break;
+        }
         int k = option_of(argv[i], &value);
         if (k < 0) return unknown(argv[i]);
         if (known[k].value && !value) {
@@ -204,9 +212,9 @@ char **host_options_for_rank(int argc, char **argv) {
     while (i < argc && argv[i][0] == '-' && argv[i][1] && strcmp(argv[i], "--")) {
         const char *value;
         int k = option_of(argv[i], &value), words = 1 + (k >= 0 && known[k].value && !value);
-        int drop = k >= 0 && (!strcmp(known[k].name, "-n") || !strcmp(known[k].name, "--nnodes") ||
-                              !strcmp(known[k].name, "--node-rank") ||
-                              !strcmp(known[k].name, "--master"));
+        int drop = k >= 0 &&
+                   (!strcmp(known[k].name, "-n") || !strcmp(known[k].name, "--nnodes") ||
+                    !strcmp(known[k].name, "--node-rank") || !strcmp(known[k].name, "--master"));
         for (int w = 0; w < words && i < argc; w++, i++)
             if (!drop) kept[n++] = argv[i];
     }

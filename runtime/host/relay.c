@@ -9,7 +9,7 @@
 
 #include "launch.h"
 
-#define CHUNK 4096           /* PIPE_BUF: what a writable pipe takes without waiting */
+#define CHUNK   4096         /* PIPE_BUF: what a writable pipe takes without waiting */
 #define LONGEST (256 * 1024) /* bytes of a line before it is passed on in parts */
 
 /* Write all, with an eye on the ranks while the reader of our output is slow. */

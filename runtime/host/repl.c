@@ -21,8 +21,8 @@
 
 #define HISTORY_LINES 2000
 
-static lua_State *state;      /* for the completion that libedit calls back */
-static int cancelled;         /* the line was given up by Ctrl-C */
+static lua_State *state; /* for the completion that libedit calls back */
+static int cancelled;    /* the line was given up by Ctrl-C */
 static char history[PATH_MAX];
 
 /* ---- bytes from stdin, with an eye on signals ---- */
@@ -189,7 +189,8 @@ int host_prompt(lua_State *L) {
     if (host_call(L, 1, 1)) return host_show_error(L);
     lua_getfield(L, -1, "complete");
     lua_setfield(L, LUA_REGISTRYINDEX, "pg.complete");
-    if (terminal) printf("pgrun %s, %s; help() tells more, Ctrl-D ends\n", HOST_VERSION, LUAJIT_VERSION);
+    if (terminal)
+        printf("pgrun %s, %s; help() tells more, Ctrl-D ends\n", HOST_VERSION, LUAJIT_VERSION);
     for (;;) {
         lua_getfield(L, -1, "run");
         push_native(L, terminal);

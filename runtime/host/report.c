@@ -64,8 +64,7 @@ void report_write(host_world *w) {
         if (i == w->first) continue;
         if (c->ended && WIFEXITED(c->status) && !WEXITSTATUS(c->status))
             snprintf(text, sizeof text, "rank %d had ended well", c->rank);
-        else
-            pg_page_describe(text, sizeof text, pg_page_of(w->pages, i), c->rank);
+        else pg_page_describe(text, sizeof text, pg_page_of(w->pages, i), c->rank);
         fprintf(f, "    then %s\n", text);
         told++;
     }

@@ -4,6 +4,7 @@
  * A script that returns a table is a recipe and goes to pg.recipe; one that returns nothing has done
  * its own work.  The global `pg` loads itself at the first look, so that `pgrun -e 'print(1)'` costs
  * no more than Lua itself. */
+#include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,9 +43,11 @@ static void add_frames(lua_State *L, luaL_Buffer *text) {
             continue;
         }
         if (*d.what == 'm')
-            snprintf(line, sizeof line, "\n    %s:%d: in the main chunk", d.short_src, d.currentline);
+            snprintf(line, sizeof line, "\n    %s:%d: in the main chunk", d.short_src,
+                     d.currentline);
         else if (d.name)
-            snprintf(line, sizeof line, "\n    %s:%d: in '%.60s'", d.short_src, d.currentline, d.name);
+            snprintf(line, sizeof line, "\n    %s:%d: in '%.60s'", d.short_src, d.currentline,
+                     d.name);
         else
             snprintf(line, sizeof line, "\n    %s:%d: in the function at line %d", d.short_src,
                      d.currentline, d.linedefined);
@@ -94,7 +97,8 @@ int host_show_error(lua_State *L) {
     pg_status_fail(first_line);
     if (who.size == 1) fprintf(stderr, "pgrun: %s\n", message);
     else if (!sign) fprintf(stderr, "[rank %d] %s\n", who.rank, message);
-    else if (!who.rank) fprintf(stderr, "[rank 0] %s\n", first_line); /* they all stop: one says it */
+    else if (!who.rank)
+        fprintf(stderr, "[rank 0] %s\n", first_line); /* they all stop: one says it */
     lua_pop(L, 1);
     return sign ? 128 + sign : HOST_FAILED;
 }
@@ -104,7 +108,8 @@ int host_show_error(lua_State *L) {
 void host_load_source(lua_State *L, const host_source *s) {
     const char *text = s->text;
     size_t n = s->bytes;
-    if (n && *text == '#') { /* "#!/usr/bin/env pgrun": keep the newline, so that lines count right */
+    if (n &&
+        *text == '#') { /* "#!/usr/bin/env pgrun": keep the newline, so that lines count right */
         const char *newline = memchr(text, '\n', n);
         n = newline ? n - (size_t)(newline - text) : 0;
         if (newline) text = newline;
@@ -242,7 +247,7 @@ static void set_arg(lua_State *L, const host_options *o) {
 
 /* A verb or a recipe's run says by what it returns whether the work was done. */
 static int code_of(lua_State *L) {
-    int code = lua_isnumber(L, -1)                            ? (int)lua_tointeger(L, -1)
+    int code = lua_isnumber(L, -1)                             ? (int)lua_tointeger(L, -1)
                : lua_isboolean(L, -1) && !lua_toboolean(L, -1) ? HOST_FAILED
                                                                : HOST_DONE;
     lua_pop(L, 1);
@@ -285,8 +290,17 @@ static int run_source(lua_State *L, const host_options *o, const host_source *s,
 int host_find_work(const char *name, host_source *out) {
     if (host_find_verb(name, out)) return 1;
     if (host_find_script(name, out)) return 0;
-    fprintf(stderr, "pgrun: %s: no such file here or in models/, and no such verb; "
-                    "pgrun help lists what there is\n", name);
+    errno = 0; /* it may be there and be a folder, or not be ours to read */
+    FILE *f = fopen(name, "rb");
+    if (f) (void)fgetc(f), fclose(f);
+    if (errno && errno != ENOENT) {
+        fprintf(stderr, "pgrun: %s: %m; name a Lua file that can be read\n", name);
+        return -1;
+    }
+    fprintf(stderr,
+            "pgrun: %s: no such file here or in models/, and no such verb; "
+            "pgrun help lists what there is\n",
+            name);
     return -1;
 }
 
@@ -320,6 +334,6 @@ int host_run(lua_State *L, const host_options *o) {
     }
     int asked = host_stop_requested() ? host_stop_requested() : host_signal_seen();
     if (!asked) return code;
-    host_signal_heard(30); /* what is left is to close Lua */
+    host_signal_heard(30);            /* what is left is to close Lua */
     return code ? code : 128 + asked; /* it ended early, as it was told: not all work was done */
 }

@@ -13,13 +13,13 @@
 
 #include "host.h"
 
-#define GRACE 5      /* seconds to hear an interrupt */
+#define GRACE      5  /* seconds to hear an interrupt */
 #define STOP_GRACE 30 /* seconds to finish a step and save after SIGTERM */
 
 static lua_State *state;
 static pthread_t main_thread;
-static volatile sig_atomic_t seen;    /* the signal that asked for an end */
-static volatile sig_atomic_t stop;    /* SIGTERM, for a loop that has claimed it */
+static volatile sig_atomic_t seen; /* the signal that asked for an end */
+static volatile sig_atomic_t stop; /* SIGTERM, for a loop that has claimed it */
 static volatile sig_atomic_t claimed;
 
 int host_signal_seen(void) { return seen; }
@@ -35,12 +35,14 @@ static void stop_hook(lua_State *L, lua_Debug *d) {
 static void on_alarm(int signal_number) {
     (void)signal_number;
     static const char text[] = "pgrun: did not stop when asked; ended\n";
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) { /* nothing to be done about it */ }
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) { /* nothing to be done about it */
+    }
     _exit(128 + (seen ? seen : stop ? stop : SIGINT));
 }
 
 static void on_signal(int number) {
-    if (!pthread_equal(pthread_self(), main_thread)) { /* Lua's hook may only be set from its thread */
+    if (!pthread_equal(pthread_self(),
+                       main_thread)) { /* Lua's hook may only be set from its thread */
         pthread_kill(main_thread, number);
         return;
     }

@@ -13,7 +13,9 @@
 
 #include "host.h"
 
-typedef struct { const char *path, *start, *end; } pg_embedded_file; /* as embed.sh writes it */
+typedef struct {
+    const char *path, *start, *end;
+} pg_embedded_file; /* as embed.sh writes it */
 extern const pg_embedded_file pg_embedded[];
 
 const char *host_tree(void) {

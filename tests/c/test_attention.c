@@ -7,7 +7,7 @@ typedef struct {
     const int32_t *lengths;
 } shape;
 
-typedef struct {                 /* the tensors of one case */
+typedef struct { /* the tensors of one case */
     pg_tensor *q, *k, *v, *out, *lse, *dout, *dq, *dk, *dv;
     pg_attn o;
 } attention;
@@ -95,8 +95,10 @@ static void check_value(const shape *c) {
 
 static const int32_t short_and_none[] = {5, 0, 70};
 static const shape shapes[] = {
-    {2, 7, 7, 3, 3, 5, PG_F64, 1, 1, NULL},    {2, 9, 9, 4, 2, 4, PG_F64, 1, 0, NULL},
-    {1, 3, 8, 2, 1, 6, PG_F64, 0, 1, NULL},    {2, 8, 3, 2, 2, 3, PG_F64, 0, 1, NULL},
+    {2, 7, 7, 3, 3, 5, PG_F64, 1, 1, NULL},
+    {2, 9, 9, 4, 2, 4, PG_F64, 1, 0, NULL},
+    {1, 3, 8, 2, 1, 6, PG_F64, 0, 1, NULL},
+    {2, 8, 3, 2, 2, 3, PG_F64, 0, 1, NULL},
     {3, 6, 9, 2, 1, 4, PG_F64, 0, 0, short_and_none},
     {3, 6, 6, 2, 2, 4, PG_F64, 1, 1, short_and_none},
 };
@@ -152,7 +154,8 @@ static void gradients_are_added(void **state) {
         set_all(d[i], 0.5);
         pg_tensor *only[3] = {NULL, NULL, NULL};
         only[i] = d[i];
-        ok(pg_attention_grad(only[0], only[1], only[2], a.dout, a.q, a.k, a.v, a.out, a.lse, &a.o, 1));
+        ok(pg_attention_grad(only[0], only[1], only[2], a.dout, a.q, a.k, a.v, a.out, a.lse, &a.o,
+                             1));
         near_to(d[i], want, TOLERANCE_F32);
     }
 }

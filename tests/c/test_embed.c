@@ -5,7 +5,8 @@
 static void check_embedding(int dtype, int dtype_ids, int64_t n, int64_t v, int64_t d) {
     pg_tensor *table = noisy(dtype, SHAPE(v, d)), *y = poisoned(dtype, SHAPE(2, n, d));
     pg_tensor *ids = some_ids(dtype_ids, v, SHAPE(2, n)), *dtable = poisoned(dtype, SHAPE(v, d));
-    double *a = numbers(table), *id = numbers(ids), *want = doubles(2 * n * d), *sums = doubles(v * d);
+    double *a = numbers(table), *id = numbers(ids), *want = doubles(2 * n * d),
+           *sums = doubles(v * d);
     for (int64_t i = 0; i < 2 * n * d; i++) want[i] = a[(int64_t)id[i / d] * d + i % d];
     ok(pg_embedding(y, table, ids));
     near_to(y, want, 0);
@@ -52,14 +53,16 @@ static void wrong_ids_are_told(void **state) {
             pg_embedding(y, table, ids));
     set(ids, 2 * 8 + 7, 258);
     set(ids, 5, -1);
-    refuses(PG_EINVAL, "embedding_grad: id -1 at row 0, column 5", pg_embedding_grad(table, y, ids, 0));
+    refuses(PG_EINVAL, "embedding_grad: id -1 at row 0, column 5",
+            pg_embedding_grad(table, y, ids, 0));
     set(wide, 31, 1e10);
     refuses(PG_EINVAL, "id 10000000000 at row 3, column 7", pg_embedding(y, table, wide));
     set(ids, 5, 0);
     ok(pg_embedding(y, table, ids)); /* and nothing is broken afterwards */
     refuses(PG_ESHAPE, "a row for each id", pg_embedding(y, table, few));
     refuses(PG_ESHAPE, "must be i32 or i64", pg_embedding(y, table, y));
-    refuses(PG_EINVAL, "share memory", pg_embedding(table, table, some_ids(PG_I32, 259, SHAPE(259))));
+    refuses(PG_EINVAL, "share memory",
+            pg_embedding(table, table, some_ids(PG_I32, 259, SHAPE(259))));
 }
 
 int main(void) {

@@ -55,8 +55,10 @@ static double weighed_softmax(void *context) {
 static void softmax_gradients(void **state) {
     (void)state;
     for (int kind = 0; kind < 4; kind++) {
-        problem p = {.x = noisy(PG_F64, SHAPE(4, 9)), .y = born(PG_F64, SHAPE(4, 9)),
-                     .weights = noisy(PG_F64, SHAPE(4, 9)), .logarithm = kind / 2};
+        problem p = {.x = noisy(PG_F64, SHAPE(4, 9)),
+                     .y = born(PG_F64, SHAPE(4, 9)),
+                     .weights = noisy(PG_F64, SHAPE(4, 9)),
+                     .logarithm = kind / 2};
         pg_tensor *dx = poisoned(PG_F64, SHAPE(4, 9)), *half = born(PG_F64, SHAPE(4, 9));
         ok(pg_softmax(p.y, p.x, p.logarithm));
         ok(pg_softmax_grad(dx, p.weights, p.y, p.logarithm, 0));
@@ -71,8 +73,10 @@ static void softmax_gradients(void **state) {
 }
 
 static problem loss_problem(int dtype, int dtype_ids, int64_t n, int64_t v) {
-    problem p = {.x = noisy(dtype, SHAPE(n, v)), .targets = some_ids(dtype_ids, v, SHAPE(n)),
-                 .out = poisoned(dtype, SHAPE(2)), .rows = poisoned(dtype, SHAPE(n)),
+    problem p = {.x = noisy(dtype, SHAPE(n, v)),
+                 .targets = some_ids(dtype_ids, v, SHAPE(n)),
+                 .out = poisoned(dtype, SHAPE(2)),
+                 .rows = poisoned(dtype, SHAPE(n)),
                  .lse = poisoned(dtype, SHAPE(n))};
     for (int64_t i = 1; i < n; i += 3) set(p.targets, i, IGNORE);
     return p;
@@ -153,8 +157,10 @@ static void loss_gradients(void **state) {
 /* Logits (1000, 0): loss 0 for class 0, 1000 for class 1. */
 static void loss_of_large_logits(void **state) {
     (void)state;
-    problem p = {.x = born(PG_F32, SHAPE(2, 2)), .targets = born(PG_I32, SHAPE(2)),
-                 .out = poisoned(PG_F32, SHAPE(2)), .rows = poisoned(PG_F32, SHAPE(2)),
+    problem p = {.x = born(PG_F32, SHAPE(2, 2)),
+                 .targets = born(PG_I32, SHAPE(2)),
+                 .out = poisoned(PG_F32, SHAPE(2)),
+                 .rows = poisoned(PG_F32, SHAPE(2)),
                  .lse = poisoned(PG_F32, SHAPE(2))};
     for (int64_t i = 0; i < 4; i++) set(p.x, i, i % 2 ? 0 : 1000);
     set(p.targets, 0, 0);
@@ -185,19 +191,21 @@ static void bad_calls_are_told(void **state) {
     pg_tensor *other = noisy(PG_F64, SHAPE(4, 6)), *two = born(PG_F32, SHAPE(2));
     set_all(deep, 1);
     set(deep, 3, 6);
-    refuses(PG_EINVAL,
-            "cross_entropy: target 6 at row 1, column 1 is outside the vocabulary [0,6) (-100 is ignored)",
-            pg_cross_entropy(p.out, p.rows, p.lse, p.x, deep, IGNORE, NULL));
+    refuses(
+        PG_EINVAL,
+        "cross_entropy: target 6 at row 1, column 1 is outside the vocabulary [0,6) (-100 is ignored)",
+        pg_cross_entropy(p.out, p.rows, p.lse, p.x, deep, IGNORE, NULL));
     set(deep, 3, -1);
-    refuses(PG_EINVAL, "target -1 at row 1", pg_cross_entropy(p.out, p.rows, p.lse, p.x, deep, IGNORE, NULL));
+    refuses(PG_EINVAL, "target -1 at row 1",
+            pg_cross_entropy(p.out, p.rows, p.lse, p.x, deep, IGNORE, NULL));
     refuses(PG_ESHAPE, "each row needs one target",
             pg_cross_entropy(p.out, p.rows, p.lse, p.x, few, IGNORE, NULL));
     refuses(PG_ESHAPE, "must be i32 or i64",
             pg_cross_entropy(p.out, p.rows, p.lse, p.x, p.lse, IGNORE, NULL));
     refuses(PG_ESHAPE, "a step block is",
             pg_cross_entropy(p.out, p.rows, p.lse, p.x, p.targets, IGNORE, two));
-    refuses(PG_ESHAPE, "one for each row", pg_cross_entropy_grad(p.x, two, p.x, p.targets, p.lse, p.out,
-                                                                IGNORE, NULL, 0));
+    refuses(PG_ESHAPE, "one for each row",
+            pg_cross_entropy_grad(p.x, two, p.x, p.targets, p.lse, p.out, IGNORE, NULL, 0));
     refuses(PG_ESHAPE, "dtypes must be equal", pg_softmax(other, p.x, 0));
     refuses(PG_ESHAPE, "shapes must be equal", pg_softmax(p.lse, p.x, 0));
 }

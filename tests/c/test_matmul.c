@@ -43,15 +43,20 @@ static void check_product(const product *p, int dtype) {
     for (int64_t s = 0; s < S; s++)
         for (int64_t i = 0; i < M; i++)
             for (int64_t j = 0; j < N; j++)
-                before[((p->sum ? 0 : s) * M + i) * N + j] +=
-                    0.5 * p->alpha * entry(p, x, y, s, i, j);
+                before[((p->sum ? 0 : s) * M + i) * N + j] += 0.5 * p->alpha *
+                                                              entry(p, x, y, s, i, j);
     for (int64_t i = 0; i < count; i++) {
         if (p->with_bias) before[i] += shift[i % N];
         want[i] = activate(before[i], p->epilogue) + (p->beta != 0 ? p->beta * old[i] : 0);
     }
-    pg_gemm o = {.transpose_a = p->ta, .transpose_b = p->tb, .alpha = p->alpha, .beta = p->beta,
-                 .bias = p->with_bias ? bias : NULL, .epilogue = p->epilogue,
-                 .aux = p->with_aux ? aux : NULL, .scale_a = scale};
+    pg_gemm o = {.transpose_a = p->ta,
+                 .transpose_b = p->tb,
+                 .alpha = p->alpha,
+                 .beta = p->beta,
+                 .bias = p->with_bias ? bias : NULL,
+                 .epilogue = p->epilogue,
+                 .aux = p->with_aux ? aux : NULL,
+                 .scale_a = scale};
     ok(pg_matmul(out, a, b, &o));
     near_to(out, want, tolerance(dtype));
     if (p->with_aux) near_to(aux, before, tolerance(dtype));
@@ -62,21 +67,44 @@ static void all_kinds_agree_with_a_loop(void **state) {
     (void)state;
     for (int kind = 0; kind < 96; kind++) {
         int epilogue = kind % 3, reading = kind / 3 % 4; /* batch, fold, sum, one */
-        product p = {.batch = reading == 3 ? 1 : 3, .m = 7 + kind % 5, .n = 5 + kind % 11, .k = 9,
-                     .ta = reading == 2 ? 1 : reading == 1 ? 0 : kind / 12 % 2,
-                     .tb = reading == 2 ? 0 : kind / 24 % 2, .fold = reading == 1,
-                     .sum = reading == 2, .epilogue = epilogue, .with_bias = kind / 48,
-                     .with_aux = kind / 2 % 2, .alpha = 1.5, .beta = kind % 5 < 2 ? 0.75 : 0};
+        product p = {.batch = reading == 3 ? 1 : 3,
+                     .m = 7 + kind % 5,
+                     .n = 5 + kind % 11,
+                     .k = 9,
+                     .ta = reading == 2   ? 1
+                           : reading == 1 ? 0
+                                          : kind / 12 % 2,
+                     .tb = reading == 2 ? 0 : kind / 24 % 2,
+                     .fold = reading == 1,
+                     .sum = reading == 2,
+                     .epilogue = epilogue,
+                     .with_bias = kind / 48,
+                     .with_aux = kind / 2 % 2,
+                     .alpha = 1.5,
+                     .beta = kind % 5 < 2 ? 0.75 : 0};
         check_product(&p, kind % 2 ? PG_F64 : PG_F32);
     }
 }
 
 static void large_and_odd_sizes(void **state) {
     (void)state;
-    product p[] = {{.batch = 1, .m = 129, .n = 257, .k = 65, .alpha = 1, .with_bias = 1,
-                    .epilogue = PG_EPILOGUE_GELU, .with_aux = 1},
-                   {.batch = 1, .m = 130, .n = 70, .k = 33, .alpha = 1, .beta = 1, .tb = 1,
-                    .epilogue = PG_EPILOGUE_GELU_TANH, .with_bias = 1},
+    product p[] = {{.batch = 1,
+                    .m = 129,
+                    .n = 257,
+                    .k = 65,
+                    .alpha = 1,
+                    .with_bias = 1,
+                    .epilogue = PG_EPILOGUE_GELU,
+                    .with_aux = 1},
+                   {.batch = 1,
+                    .m = 130,
+                    .n = 70,
+                    .k = 33,
+                    .alpha = 1,
+                    .beta = 1,
+                    .tb = 1,
+                    .epilogue = PG_EPILOGUE_GELU_TANH,
+                    .with_bias = 1},
                    {.batch = 9, .m = 33, .n = 31, .k = 17, .alpha = 1, .beta = 1},
                    {.batch = 2, .m = 80, .n = 90, .k = 100, .alpha = -2}};
     for (size_t i = 0; i < sizeof p / sizeof *p; i++) check_product(&p[i], PG_F32);
@@ -99,7 +127,8 @@ static void bad_shapes_are_told(void **state) {
     pg_tensor *good = noisy(PG_F32, SHAPE(128, 256)), *v = noisy(PG_F32, SHAPE(128));
     pg_tensor *deep = noisy(PG_F32, SHAPE(2, 128, 256)), *deep_a = noisy(PG_F32, SHAPE(3, 32, 128));
     pg_tensor *square = noisy(PG_F32, SHAPE(8, 8)), *wide = noisy(PG_F32, SHAPE(32, 255));
-    refuses(PG_ESHAPE, "matmul: a is [32,128] f32, b is [96,256] f32; inner sizes 128 and 96 differ",
+    refuses(PG_ESHAPE,
+            "matmul: a is [32,128] f32, b is [96,256] f32; inner sizes 128 and 96 differ",
             pg_matmul(out, a, b, NULL));
     refuses(PG_ESHAPE, "dtypes must be equal", pg_matmul(out, a, d, NULL));
     refuses(PG_ESHAPE, "two dims or more", pg_matmul(out, a, v, NULL));

@@ -7,15 +7,19 @@ typedef struct {
 } rope;
 
 static rope prepare(int dtype, int64_t T, int64_t C, int64_t heads, int64_t half, int64_t start) {
-    rope r = {.x = noisy(dtype, SHAPE(2, T, C)), .y = poisoned(dtype, SHAPE(2, T, C)),
-              .weights = noisy(dtype, SHAPE(2, T, C)), .heads = heads, .start = start,
+    rope r = {.x = noisy(dtype, SHAPE(2, T, C)),
+              .y = poisoned(dtype, SHAPE(2, T, C)),
+              .weights = noisy(dtype, SHAPE(2, T, C)),
+              .heads = heads,
+              .start = start,
               .cos = poisoned(dtype, SHAPE(start + T + 1, half)),
               .sin = poisoned(dtype, SHAPE(start + T + 1, half))};
     ok(pg_rope_table(r.cos, r.sin, 10000, 3));
     return r;
 }
 
-static void check_value(int dtype, int64_t T, int64_t C, int64_t heads, int64_t half, int64_t start) {
+static void check_value(int dtype, int64_t T, int64_t C, int64_t heads, int64_t half,
+                        int64_t start) {
     rope r = prepare(dtype, T, C, heads, half, start);
     double *x = numbers(r.x), *want = numbers(r.x);
     for (int64_t row = 0; row < 2 * T; row++)
@@ -86,7 +90,8 @@ static void swiglu_value_and_gradient(void **state) {
         check_swiglu(dtype, 3, 7);
         check_swiglu(dtype, 130, 352);
     }
-    rope r = {.x = noisy(PG_F64, SHAPE(3, 10)), .y = poisoned(PG_F64, SHAPE(3, 5)),
+    rope r = {.x = noisy(PG_F64, SHAPE(3, 10)),
+              .y = poisoned(PG_F64, SHAPE(3, 5)),
               .weights = noisy(PG_F64, SHAPE(3, 5))};
     pg_tensor *dx = poisoned(PG_F64, SHAPE(3, 10)), *half = born(PG_F64, SHAPE(3, 10));
     ok(pg_swiglu_grad(dx, r.weights, r.x, 0));

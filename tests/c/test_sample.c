@@ -43,10 +43,10 @@ static void frequencies_follow_the_softmax(void **state) {
     close_to(frequencies(logits, 5, 1, 0, 1), all, 5);
     close_to(frequencies(logits, 5, 0.5, 0, 1), squares, 5);
     close_to(frequencies(logits, 5, 1, 2, 1), two, 5);
-    close_to(frequencies(logits, 5, 1, 0, 0.65), two, 5);    /* 0.4 + 0.3 reach it */
+    close_to(frequencies(logits, 5, 1, 0, 0.65), two, 5); /* 0.4 + 0.3 reach it */
     close_to(frequencies(logits, 5, 1, 0, 0.75), three, 5);
-    close_to(frequencies(logits, 5, 1, 3, 0.7), two, 5);     /* 0.7 of the three's 0.9 */
-    close_to(frequencies(logits, 5, 1, 0, 1e-9), one, 5);    /* never fewer than one */
+    close_to(frequencies(logits, 5, 1, 3, 0.7), two, 5);  /* 0.7 of the three's 0.9 */
+    close_to(frequencies(logits, 5, 1, 0, 1e-9), one, 5); /* never fewer than one */
     close_to(frequencies(logits, 5, 0, 0, 1), one, 5);
     close_to(frequencies(logits, 5, 1, 99, 1), all, 5);
 }

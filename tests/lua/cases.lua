@@ -67,7 +67,8 @@ for _, kind in ipairs { "none", "gelu", "gelu_tanh" } do
   add("linear", kind, { { 2, 3, 7 }, { 5, 7 }, { 5 } }, function(x, w, b) return pg.linear(x, w, b, activation) end)
   add("linear", kind .. "_no_bias", { { 3, 7 }, { 5, 7 } }, function(x, w) return pg.linear(x, w, nil, activation) end)
 end
-add("linear", "one_row", { { 7 }, { 5, 7 }, { 5 } }, function(x, w, b) return pg.linear(pg.reshape(x, { 1, 7 }), w, b) end)
+add("linear", "one_row", { { 7 }, { 5, 7 }, { 5 } },
+  function(x, w, b) return pg.linear(pg.reshape(x, { 1, 7 }), w, b) end)
 
 add("rmsnorm", "", { { 2, 3, 13 }, { 13 } }, function(x, w) return pg.rmsnorm(x, w, 1e-5) end)
 add("rmsnorm", "plain", { { 3, 13 } }, function(x) return pg.rmsnorm(x) end)
@@ -90,7 +91,8 @@ local attention = {
   { "causal", 3, 3, 5, 5, { causal = true } }, { "full", 2, 2, 5, 5, {} },
   { "grouped", 4, 2, 5, 5, { causal = true } }, { "one_key_head", 3, 1, 5, 5, { causal = true } },
   { "few_rows", 2, 1, 3, 7, { causal = true } }, { "cross", 2, 2, 3, 7, {} },
-  { "lengths", 2, 1, 5, 5, { lengths = { 3, 0 } } }, { "lengths_causal", 2, 2, 5, 5, { lengths = { 3, 5 }, causal = true } },
+  { "lengths", 2, 1, 5, 5, { lengths = { 3, 0 } } },
+    { "lengths_causal", 2, 2, 5, 5, { lengths = { 3, 5 }, causal = true } },
   { "scaled", 2, 2, 5, 5, { scale = 0.3 } }, { "dropout", 2, 1, 5, 5, { dropout = 0.4, key = "a", causal = true } },
   { "dropout_step", 2, 2, 3, 5, { dropout = 0.4, key = "b", step = true, sample0 = 3, head0 = 2, heads_all = 8 } },
   { "long", 2, 2, 67, 67, { causal = true } },
@@ -116,12 +118,14 @@ add("attention", "itself_inner", { { 2, 5, 12 } }, function(x)
   local y = pg.tanh(x)
   return pg.attention(y, y, y, { heads = 2 })
 end)
-add("attention", "same_keys", { { 2, 5, 12 }, { 2, 5, 12 } }, function(q, k) return pg.attention(q, k, k, { heads = 2 }) end)
+add("attention", "same_keys", { { 2, 5, 12 }, { 2, 5, 12 } },
+  function(q, k) return pg.attention(q, k, k, { heads = 2 }) end)
 add("swiglu", "", { { 2, 3, 14 } }, function(x) return pg.swiglu(x) end)
 
 add("softmax", "", { { 4, 11 } }, function(x) return pg.softmax(x) end)
 add("log_softmax", "", { { 4, 11 } }, function(x) return pg.log_softmax(x) end)
-add("embedding", "", { { 7, 5 } }, function(t) return pg.embedding(t, pg.tensor({ { 3, 0, 6 }, { 3, 3, 1 } }, "i32")) end)
+add("embedding", "", { { 7, 5 } },
+  function(t) return pg.embedding(t, pg.tensor({ { 3, 0, 6 }, { 3, 3, 1 } }, "i32")) end)
 add("embedding", "i64", { { 7, 5 } }, function(t) return pg.embedding(t, pg.tensor({ 6, 6 }, "i64")) end)
 
 local targets = { { 3, -100, 10 }, { 0, 2, -100 } }
@@ -148,7 +152,8 @@ for _, op in ipairs { "sum", "mean", "max", "min" } do
 end
 
 add("reshape", "", { { 3, 4, 5 } }, function(x) return pg.reshape(x, { 5, -1 }) end)
-add("reshape", "inner", { { 3, 4 } }, function(x) local y = pg.exp(x) return pg.mul(pg.reshape(y, { 12 }), pg.reshape(y, { 12 })) end)
+add("reshape", "inner", { { 3, 4 } },
+  function(x) local y = pg.exp(x) return pg.mul(pg.reshape(y, { 12 }), pg.reshape(y, { 12 })) end)
 for dim = 1, 3 do
   add("slice", "dim" .. dim, { { 3, 4, 5 } }, function(x) return pg.slice(x, dim, 2, 2) end)
   local b = { 3, 4, 5 }

@@ -15,7 +15,8 @@ local function build(file, dtype)
   local config = file:meta "config"
   local gpt = file.name == "gpt2_tiny"
   local description = gpt and gpt2 {} or llama { kv_heads = config.kv_heads, theta = config.theta }
-  for _, key in ipairs { "blocks", "width", "heads", "vocab", "context", "tied", "eps" } do description[key] = config[key] end
+  for _, key in ipairs { "blocks", "width", "heads", "vocab", "context", "tied",
+    "eps" } do description[key] = config[key] end
   if not gpt then description.ffn = config.ffn end
   local model = pg.build(description, { dtype = dtype })
   pg.scope(function()
@@ -74,7 +75,8 @@ local function along(got, want, tolerance)
   equal(#got, #want)
   for i = 1, #want do
     local e = math.abs(got[i] / want[i] - 1)
-    is_true(e <= tolerance, ("step %d: %.9g, not %.9g: error %.2g, tolerance %.2g"):format(i, got[i], want[i], e, tolerance))
+    is_true(e <= tolerance,
+      ("step %d: %.9g, not %.9g: error %.2g, tolerance %.2g"):format(i, got[i], want[i], e, tolerance))
   end
 end
 

@@ -99,7 +99,8 @@ end
 function tests.test_every_op_has_a_case()
   local missing = cases.ops()
   for _, case in ipairs(cases.list) do missing[case.op] = nil end
-  for name, file in pairs(missing) do error(("%s of lua/pg/ops/%s has no case in tests/lua/cases.lua"):format(name, file)) end
+  for name, file in pairs(missing) do error(("%s of lua/pg/ops/%s has no case in tests/lua/cases.lua"):format(name,
+    file)) end
 end
 
 pg.step.block() -- lives as long as the process

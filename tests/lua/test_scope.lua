@@ -97,7 +97,7 @@ function tests.test_a_broken_loop_leaves_nothing_behind()
   local token = scope.open "loose"
   local y = pg.exp(x)
   for _ = 1, 3 do y = pg.exp(y) end -- "break": nobody closes the scope
-  y = nil
+  y = nil -- luacheck: ignore
   collectgarbage() collectgarbage()
   equal(live(), before + 1)
   is_true(scope.plain())
@@ -129,9 +129,8 @@ function tests.test_many_temporaries_in_a_plain_loop()
   local t0 = pg.time()
   local cell = pg.ones { 16 }
   for i = 1, 1e5 do
-    local temporary = pg.empty { 2^18 }
+    local _ = pg.empty { 2^18 }
     if i % 5000 == 0 then cell = pg.exp(cell) end
-    temporary = nil -- luacheck: ignore
   end
   local seconds, peak = pg.time() - t0, pg.memory().peak
   is_true(peak <= 2 * start + 64 * MIB, ("peak %.0f MiB from %.0f MiB"):format(peak / MIB, start / MIB))
@@ -181,7 +180,8 @@ function tests.test_out_of_memory_is_an_error_that_names_who_asked_and_who_holds
     held = nil
     print(pg.exp(x):at(0)) -- the process goes on
   ]], "--memory 32M")
-  says(output, "false\t[^\n]*child.lua:4: exp: out of memory: 4.0 MiB asked, 32.0 MiB in use of 32.0 MiB %(%-%-memory%); largest holders: other 32.0 MiB")
+  says(output, "false\t[^\n]*child.lua:4: exp: out of memory: 4.0 MiB asked, 32.0 MiB in use of 32.0 MiB "
+    .. "%(%-%-memory%); largest holders: other 32.0 MiB")
   says(output, "2.71828")
   says(output, "exit 0")
 end

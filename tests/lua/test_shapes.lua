@@ -13,7 +13,8 @@ local function ids(values, dtype) return pg.tensor(values, dtype or "i32") end
 local bad = {}
 local function refuses(op, name, f, text) bad[#bad + 1] = { op = op, name = name, f = f, text = text } end
 
-for _, op in ipairs { "relu", "silu", "gelu", "gelu_tanh", "tanh", "sigmoid", "exp", "log", "sqrt", "square", "neg", "abs" } do
+for _, op in ipairs { "relu", "silu", "gelu", "gelu_tanh", "tanh", "sigmoid", "exp", "log", "sqrt", "square", "neg",
+  "abs" } do
   refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end, op .. ": x is [2] i32; it must be floating")
 end
 local names = { maximum = "max", minimum = "min" }
@@ -25,7 +26,8 @@ for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum" } do
   refuses(op, "text", function() local _ = pg[op](t(3), "x") end, op .. ": a tensor and a string; give two tensors")
   refuses(op, "numbers", function() local _ = pg[op](1, 2) end, op .. ": a number and a number; give two tensors")
 end
-refuses("scale", "integers", function() local _ = pg.scale(ids { 1 }, 2) end, "scale: axpby: x is [1] i32; it must be floating")
+refuses("scale", "integers", function() local _ = pg.scale(ids { 1 }, 2) end,
+  "scale: axpby: x is [1] i32; it must be floating")
 refuses("cast", "dtype", function() local _ = pg.cast(t(3), "f31") end, "dtype f31 is unknown")
 refuses("dropout", "p", function() local _ = pg.dropout(t(3), 1) end, "dropout: p is 1, outside [0,1)")
 refuses("dropout", "integers", function() local _ = pg.dropout(ids { 1 }, 0.5) end, "dropout: x is [1] i32")
@@ -35,7 +37,8 @@ refuses("matmul", "inner", function() local _ = pg.matmul(t(2, 5, 7), t(6, 3)) e
 refuses("matmul", "vector", function() local _ = pg.matmul(t(7), t(7, 3)) end,
   "matmul: a is [7] f32, b is [7,3] f32; both need at least 2 dims")
 refuses("matmul", "leading", function() local _ = pg.matmul(t(2, 5, 7), t(3, 7, 3)) end, "leading dims must be equal")
-refuses("matmul", "ta", function() local _ = pg.matmul(t(2, 7, 5), t(7, 3), { ta = true }) end, "with ta both need the same leading dims")
+refuses("matmul", "ta", function() local _ = pg.matmul(t(2, 7, 5), t(7, 3), { ta = true }) end,
+  "with ta both need the same leading dims")
 refuses("linear", "inner", function() local _ = pg.linear(t(32, 128), t(96, 256)) end,
   "linear: matmul: a is [32,128] f32, b is [96,256] f32 transposed; inner sizes 128 and 256 differ")
 refuses("linear", "bias", function() local _ = pg.linear(t(3, 7), t(5, 7), t(4)) end, "linear: matmul: bias is [4] f32")
@@ -58,36 +61,47 @@ refuses("attention", "heads", function() local _ = pg.attention(t(2, 5, 12), nil
   "attention: 4 heads and 3 kv_heads; kv_heads must divide heads")
 refuses("attention", "columns", function() local _ = pg.attention(t(2, 5, 13), nil, nil, { heads = 2 }) end,
   "attention: q is [2,5,13] f32; it must be [batch,tokens,columns], columns a multiple of 6 heads")
-refuses("attention", "flat", function() local _ = pg.attention(t(5, 12), nil, nil, { heads = 2 }) end, "attention: q is [5,12] f32")
-refuses("attention", "keys", function() local _ = pg.attention(t(2, 5, 12), t(2, 7, 12), t(2, 6, 12), { heads = 2 }) end,
+refuses("attention", "flat", function() local _ = pg.attention(t(5, 12), nil, nil, { heads = 2 }) end,
+  "attention: q is [5,12] f32")
+refuses("attention", "keys",
+  function() local _ = pg.attention(t(2, 5, 12), t(2, 7, 12), t(2, 6, 12), { heads = 2 }) end,
   "attention: ")
-refuses("attention", "no_values", function() local _ = pg.attention(t(2, 5, 12), t(2, 5, 12), nil, { heads = 2 }) end, "attention: ")
-refuses("attention", "option", function() local _ = pg.attention(t(2, 5, 12), nil, nil, { heads = 2, casual = true }) end,
+refuses("attention", "no_values", function() local _ = pg.attention(t(2, 5, 12), t(2, 5, 12), nil, { heads = 2 }) end,
+  "attention: ")
+refuses("attention", "option",
+  function() local _ = pg.attention(t(2, 5, 12), nil, nil, { heads = 2, casual = true }) end,
   "attention: unknown key casual, did you mean causal?")
 refuses("attention", "lengths", function()
   local _ = pg.attention(t(2, 5, 12), nil, nil, { heads = 2, lengths = ids { 1, 2, 3 } })
 end, "attention: lengths")
-refuses("swiglu", "odd", function() local _ = pg.swiglu(t(3, 7)) end, "swiglu: x is [3,7] f32; its last dim must be even")
+refuses("swiglu", "odd", function() local _ = pg.swiglu(t(3, 7)) end,
+  "swiglu: x is [3,7] f32; its last dim must be even")
 refuses("swiglu", "scalar", function() local _ = pg.swiglu(t()) end, "swiglu: x is [] f32")
 
-refuses("softmax", "empty", function() local _ = pg.softmax(t(3, 0)) end, "softmax: x is [3,0] f32; its last dim must hold something")
+refuses("softmax", "empty", function() local _ = pg.softmax(t(3, 0)) end,
+  "softmax: x is [3,0] f32; its last dim must hold something")
 refuses("log_softmax", "scalar", function() local _ = pg.log_softmax(t()) end, "softmax: x is [] f32")
 refuses("embedding", "id", function() local _ = pg.embedding(t(7, 5), ids { { 1, 2 }, { 3, 7 } }) end,
   "embedding: id 7 at row 1, column 1 is outside the vocabulary [0,7)")
 refuses("embedding", "below", function() local _ = pg.embedding(t(7, 5), ids({ 0, -1 }, "i64")) end,
   "embedding: id -1 at row 0, column 1 is outside the vocabulary [0,7)")
 refuses("embedding", "table", function() local _ = pg.embedding(t(35), ids { 1 }) end, "embedding: ")
-refuses("embedding", "floats", function() local _ = pg.embedding(t(7, 5), t(3)) end, "ids are [3] f32; they must be i32 or i64")
+refuses("embedding", "floats", function() local _ = pg.embedding(t(7, 5), t(3)) end,
+  "ids are [3] f32; they must be i32 or i64")
 refuses("cross_entropy", "target", function() local _ = pg.cross_entropy(t(2, 11), ids { 3, 11 }) end,
   "cross_entropy: target 11 at row 0, column 1 is outside the vocabulary [0,11) (-100 is ignored)")
 refuses("cross_entropy", "rows", function() local _ = pg.cross_entropy(t(2, 3, 11), ids { 3, 4 }) end,
   "cross_entropy: logits are [2,3,11] f32, targets are [2] i32; each row needs one target")
-refuses("cross_entropy", "reduction", function() local _ = pg.cross_entropy(t(2, 11), ids { 3, 4 }, { reduction = "sum" }) end,
+refuses("cross_entropy", "reduction",
+  function() local _ = pg.cross_entropy(t(2, 11), ids { 3, 4 }, { reduction = "sum" }) end,
   'cross_entropy: reduction is "sum"; "mean" or "none"')
 refuses("argmax", "empty", function() local _ = pg.argmax(t(3, 0)) end, "argmax: ids are [3] i32, x is [3,0] f32")
-refuses("sample", "temperature", function() local _ = pg.sample(t(3, 7), { temperature = -1 }) end, "sample: temperature -1")
-refuses("sample", "top_p", function() local _ = pg.sample(t(3, 7), { top_p = 0 }) end, "sample: top_p 0 lies outside (0,1]")
-refuses("sample", "seed", function() local _ = pg.sample(t(3, 7), { seed = 2^53 }) end, "sample: seed is 9007199254740992")
+refuses("sample", "temperature", function() local _ = pg.sample(t(3, 7), { temperature = -1 }) end,
+  "sample: temperature -1")
+refuses("sample", "top_p", function() local _ = pg.sample(t(3, 7), { top_p = 0 }) end,
+  "sample: top_p 0 lies outside (0,1]")
+refuses("sample", "seed", function() local _ = pg.sample(t(3, 7), { seed = 2^53 }) end,
+  "sample: seed is 9007199254740992")
 
 for _, op in ipairs { "sum", "mean", "max", "min" } do
   refuses(op, "dim", function() local _ = pg[op](t(2, 3), 3) end, op .. ": dim 3 of [2,3] f32; it has dims 1 to 2")
@@ -97,10 +111,12 @@ end
 for _, op in ipairs { "mean", "max", "min" } do
   refuses(op, "empty", function() local _ = pg[op](t(2, 0), 2) end, op .. ": dim 1 of [2,0] f32 is empty")
 end
-refuses("reshape", "count", function() local _ = pg.reshape(t(2, 3), { 7 }) end, "reshape: [2,3] f32 into {7}: 6 numbers do not become 7")
+refuses("reshape", "count", function() local _ = pg.reshape(t(2, 3), { 7 }) end,
+  "reshape: [2,3] f32 into {7}: 6 numbers do not become 7")
 refuses("reshape", "rest", function() local _ = pg.reshape(t(2, 3), { 4, -1 }) end,
   "reshape: [2,3] f32 into {4,-1}: 6 numbers do not become 4 times a whole number")
-refuses("slice", "past", function() local _ = pg.slice(t(4, 3), 1, 3, 3) end, "slice: 3 entries from 3 of dim 1 of [4,3] f32")
+refuses("slice", "past", function() local _ = pg.slice(t(4, 3), 1, 3, 3) end,
+  "slice: 3 entries from 3 of dim 1 of [4,3] f32")
 refuses("slice", "dim", function() local _ = pg.slice(t(4, 3), 3, 1, 1) end, "slice: dim 3 of [4,3] f32")
 refuses("slice", "no_dim", function() local _ = pg.slice(t(4, 3), nil, 1, 1) end, "slice: dim is missing")
 refuses("concat", "dims", function() local _ = pg.concat({ t(2, 3), t(2, 4) }, 1) end,
@@ -108,12 +124,16 @@ refuses("concat", "dims", function() local _ = pg.concat({ t(2, 3), t(2, 4) }, 1
 refuses("concat", "dtypes", function() local _ = pg.concat({ t(2, 3), t(2, 3):to "f64" }, 1) end,
   "concat: tensor 1 is [2,3] f32, tensor 2 is [2,3] f64; their dtypes must be equal")
 refuses("concat", "nothing", function() local _ = pg.concat({}, 1) end, "concat: an empty list")
-refuses("permute", "order", function() local _ = pg.permute(t(2, 3), { 1, 1 }) end, "permute: {1,1} is no order of the dims of [2,3] f32")
+refuses("permute", "order", function() local _ = pg.permute(t(2, 3), { 1, 1 }) end,
+  "permute: {1,1} is no order of the dims of [2,3] f32")
 refuses("permute", "dims", function() local _ = pg.permute(t(2, 3), { 1 }) end, "permute: 1 dims named for [2,3] f32")
 refuses("transpose", "vector", function() local _ = pg.transpose(t(3)) end, "transpose: dims 0 and 1 of [3] f32")
-refuses("op", "rule", function() local _ = pg.op { name = "mine", forward = function() end } end, "op: mine needs the functions forward and grad")
-refuses("op", "key", function() local _ = pg.op { foward = function() end } end, "op: unknown key foward, did you mean forward?")
-refuses("op", "result", function() local _ = pg.op { name = "mine", forward = function() return 3 end, grad = print }(t(2)) end,
+refuses("op", "rule", function() local _ = pg.op { name = "mine", forward = function() end } end,
+  "op: mine needs the functions forward and grad")
+refuses("op", "key", function() local _ = pg.op { foward = function() end } end,
+  "op: unknown key foward, did you mean forward?")
+refuses("op", "result",
+  function() local _ = pg.op { name = "mine", forward = function() return 3 end, grad = print }(t(2)) end,
   "op: forward of mine must return one tensor")
 refuses("recompute", "result", function() local _ = pg.recompute(function() return 3 end, t(2)) end,
   "recompute: the function must return one tensor")
@@ -149,7 +169,8 @@ end
 function tests.test_a_dead_tensor_names_the_way_out()
   local inner
   pg.scope(function() inner = t(2, 3) end)
-  throws_here(function() local _ = pg.relu(inner) end, "this tensor [2,3] f32 is dead: its scope has ended; return it from the scope, or t:keep()")
+  throws_here(function() local _ = pg.relu(inner) end,
+    "this tensor [2,3] f32 is dead: its scope has ended; return it from the scope, or t:keep()")
   throws_here(function() local _ = inner:item() end, "item: [2,3] f32 has 6 elements, not one")
   throws_here(function() local _ = inner:totable() end, "is dead")
   throws_here(function() local _ = inner:view { 6 } end, "is dead")

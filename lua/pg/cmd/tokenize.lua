@@ -7,17 +7,23 @@ local C, ffi = c.C, c.ffi
 
 local CHUNK = 2^20 -- bytes read at a time
 
+local USAGE = "usage: pgrun tokenize FILE... -o OUT.bin [--tokenizer=bytes]\n"
+
 local function usage(why)
-  io.stderr:write("pgrun tokenize: ", why, "\nusage: pgrun tokenize FILE... -o OUT.bin [--tokenizer=bytes]\n")
+  io.stderr:write("pgrun tokenize: ", why, "\n", USAGE)
   os.exit(2, true)
 end
+
+-- "./a//b" -> "a/b": two ways to write one path.
+local function plain(path) return (path:gsub("/+", "/"):gsub("^%./", ""):gsub("/%./", "/")) end
 
 local function arguments(args)
   local files, out, name = {}, nil, "bytes"
   local i = 1
   while i <= #args do
     local a = args[i]
-    if a == "-o" or a == "--output" then i = i + 1 out = args[i] or usage "-o needs a file name"
+    if a == "--help" or a == "-h" then io.stdout:write(USAGE) os.exit(0, true)
+    elseif a == "-o" or a == "--output" then i = i + 1 out = args[i] or usage "-o needs a file name"
     elseif a:match "^%-%-tokenizer=" then name = a:match "=(.*)$"
     elseif a:match "^%-%-output=" then out = a:match "=(.*)$"
     elseif a:match "^%-." then usage(("unknown option %s"):format(a))
@@ -26,6 +32,9 @@ local function arguments(args)
   end
   if #files == 0 then usage "no files named" end
   if not out then usage "no output named; add -o OUT.bin" end
+  for _, path in ipairs(files) do
+    if plain(path) == plain(out) then usage(("%s would be written over itself; name another output"):format(path)) end
+  end
   return files, out, tokeniser.get(name)
 end
 
@@ -65,11 +74,14 @@ local function main(args)
     if n == 0 then empty = empty + 1 end
     total = total + n + (n > 0 and 2 or 0)
   end
-  if total == 0 then c.fail("tokenize: all %d files are empty; nothing was written", #files) end
+  if total == 0 then
+    c.fail("tokenize: nothing but empty files (%d); %s was not written", #files, out)
+  end
   c.check(C.pg_tokens_finish(shard))
   C.pg_tokens_close(ffi.gc(shard, nil))
-  print(("%s: %d tokens of %d files%s, vocabulary %d (%s)"):format(out, total, #files - empty,
-        empty > 0 and (" (%d empty ones skipped)"):format(empty) or "", t.vocab, t.name))
+  local full = #files - empty
+  print(("%s: %d tokens of %d file%s%s, vocabulary %d (%s)"):format(out, total, full, full > 1 and "s" or "",
+        empty > 0 and (" (%d empty, skipped)"):format(empty) or "", t.vocab, t.name))
 end
 
 main({ ... })

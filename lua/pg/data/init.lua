@@ -28,18 +28,19 @@ function data.open(o)
   if (o.tokens and 1 or 0) + (o.text and 1 or 0) ~= 1 then
     c.fail("data: give either tokens (files of ids) or text (a file of text)")
   end
-  local context = c.int(o.context or c.fail "data: context is missing; tokens in a sequence", "data.context")
-  if context < 1 then c.fail("data.context is %d; it must be at least 1", context) end
+  local path = o.tokens or o.text
+  if type(path) ~= "string" then c.fail("data: %s is no file name but a %s", o.text and "text" or "tokens", type(path)) end
+  local context = c.within(o.context or c.fail "data: context is missing; tokens in a sequence", "data.context", 1)
   local held = o.held_out or 0
-  if type(held) ~= "number" or held < 0 or held >= 1 then c.fail("data.held_out is %s, outside [0,1)", tostring(held)) end
+  if type(held) ~= "number" or not (held >= 0 and held < 1) then c.fail("data.held_out is %s, outside [0,1)", tostring(held)) end
   local bytes = tokeniser.bytes
-  local vocab = o.vocab or (o.text and bytes.vocab) or 0
+  local vocab = o.vocab and c.within(o.vocab, "data.vocab", 1) or (o.text and bytes.vocab) or 0
   if o.text and vocab < bytes.vocab then
     c.fail("data.text gives ids of the byte-level tokeniser, %d of them; the model's vocabulary is %d; set vocab = %d",
            bytes.vocab, vocab, bytes.vocab)
   end
   local set = setmetatable({ vocab = vocab, tokeniser = o.text and bytes or nil }, Set)
-  set.train, set.held_out = stream.open(o.text or o.tokens, {
+  set.train, set.held_out = stream.open(path, {
     dtype = o.text and dtypes.u8 or dtype_code(o.dtype), vocab = vocab, context = context, held_out = held })
   return set
 end
@@ -54,8 +55,9 @@ end
 
 local function plain(kind)
   return function(path, o)
+    o = o or {}
     local settings = {}
-    for k, v in pairs(o or {}) do settings[k] = v end
+    for k, v in pairs(o) do settings[k] = v end
     settings[kind] = path
     local set = data.open(settings)
     local l = set:loader { batch = o.batch, micro = o.micro, seed = o.seed, axis = o.axis, pad = o.pad }

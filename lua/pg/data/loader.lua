@@ -10,19 +10,23 @@ local tape = require "pg.tape"
 local C, ffi = c.C, c.ffi
 
 local IGNORE = -100
+local HOST = 2^31 - 1 -- tokens of a rank's share of a step; more belong into more ranks or steps
 
 local Loader = {}
 Loader.__index = Loader
 local loader = {}
 
-local function shares(o, dp)
-  local batch = c.int(o.batch, "data.batch")
-  if batch < 1 then c.fail("data.batch is %d; it must be at least 1", batch) end
+local function shares(o, dp, span)
+  local batch = c.within(o.batch or c.fail "data: batch is missing; sequences of a step, over all ranks", "data.batch", 1)
   if batch % dp ~= 0 then
     c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
            math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
   end
   local rows = batch / dp
+  if rows * span > HOST then
+    c.fail("data.batch %.0f: a rank's share of %.0f sequences of %.0f tokens is more than %.0f tokens a step; choose a "
+           .. "smaller batch", batch, rows, span - 1, HOST)
+  end
   local micro = c.int(o.micro or rows, "micro")
   if micro < 1 or rows % micro ~= 0 then
     c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
@@ -35,9 +39,10 @@ end
 -- targets do not count).
 function loader.new(stream, o)
   local axis = o.axis or mesh.ready().dp
-  local batch, rows, micro = shares(o, axis.size)
+  local batch, rows, micro = shares(o, axis.size, stream.context + 1)
   local l = setmetatable({ stream = stream, axis = axis, batch = batch, rows = rows, micro_rows = micro,
-                           accumulation = rows / micro, span = stream.context + 1, pad = o.pad,
+                           accumulation = rows / micro, span = stream.context + 1,
+                           pad = o.pad and c.within(o.pad, "data.pad", 0),
                            order = stream:order(o.seed or 0) }, Loader)
   l.host = ffi.new("int32_t[?]", rows * l.span)
   l.starts = ffi.new("int64_t[?]", rows)
@@ -52,11 +57,12 @@ end
 
 --- l:seek(position): go on from there (samples over all epochs and ranks) -> l.
 function Loader:seek(position)
+  c.within(position, "data position", 0)
   if self.prefetch then C.pg_prefetch_free(ffi.gc(self.prefetch, nil)) end
   local slot = ffi.new "pg_prefetch *[1]"
   c.check(C.pg_prefetch_new(slot, self.stream.files, self.rows, self.span, 2))
   self.prefetch = ffi.gc(slot[0], C.pg_prefetch_free)
-  self.position, self.asked = c.int(position, "data position"), position
+  self.position, self.asked = position, position
   ask(self)
   return self
 end
@@ -111,6 +117,7 @@ end
 --- l:steps(n) -> for step, batch in l:steps(300): a plain loop; each turn closes the last turn's scope.
 -- A batch is this rank's whole share, and its loss the mean over the global batch.
 function Loader:steps(n)
+  c.within(n or c.fail "data:steps: how many steps? data:steps(300)", "data:steps", 0)
   local number, token = 0, nil
   return function()
     if token then scope.close(token) end

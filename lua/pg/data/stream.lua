@@ -45,11 +45,12 @@ function Stream:start_of(i) return self.first + i * self.context end
 --- s:order(seed) -> a function from a position to the first token of the sample that stands there.
 function Stream:order(seed)
   local n, epoch, key = self.samples, -1, nil
+  local digits = tostring(c.int64(seed, "data.seed")):gsub("LL$", "") -- a seed means the same in every form
   return function(position)
     local e = math.floor(position / n)
     if e ~= epoch then
       epoch = e
-      key = c.hash(("order %s %d"):format(tostring(seed), e))
+      key = c.hash(("order %s %d"):format(digits, e))
     end
     return self:start_of(tonumber(C.pg_permute_index(position - e * n, n, key)))
   end

@@ -28,7 +28,8 @@ function block.Attention:init(o)
   self.heads, self.groups, self.rope = heads, groups, o.rope
   self.options = { heads = heads, kv_heads = groups, causal = o.causal ~= false }
   self.dropout, self.key = o.dropout or 0, c.hash("attention dropout " .. (o.name or ""))
-  local parts = #names == 4 and { { names[1], heads * width }, { names[2], groups * width }, { names[3], groups * width } }
+  local parts = #names == 4
+    and { { names[1], heads * width }, { names[2], groups * width }, { names[3], groups * width } }
     or { { names[1], (heads + 2 * groups) * width } }
   self.qkv = self:add("", layers.Linear { inputs = o.width, parts = parts, bias = o.bias, std = o.std })
   self.out = self:add(names[#names], layers.Linear { inputs = heads * width, outputs = o.width, bias = o.bias,
@@ -51,7 +52,12 @@ end
 --- Rope{ width=, theta=10000, context= }: the tables of one model, shared by its blocks.
 local Rope = {}
 Rope.__index = Rope
-function block.Rope(o) return setmetatable({ width = o.width, theta = o.theta, context = o.context, kept = {} }, Rope) end
+function block.Rope(o)
+  if o.width % 2 ~= 0 then
+    c.fail("rope: the heads are %g wide; choose width and heads so that width / heads is even", o.width)
+  end
+  return setmetatable({ width = o.width, theta = o.theta, context = o.context, kept = {} }, Rope)
+end
 function Rope:tables(rows, dtype)
   if rows > self.context then
     c.fail("rope: a sequence of %d tokens, the model's context is %d", rows, self.context)
@@ -69,7 +75,8 @@ end
 block.GatedMLP = Module.class "GatedMLP"
 function block.GatedMLP:init(o)
   c.keys(o, { "width", "ffn", "std", "out_std" }, "GatedMLP")
-  self.gate_up = self:add("", layers.Linear { inputs = o.width, std = o.std, parts = { { "gate_proj", o.ffn }, { "up_proj", o.ffn } } })
+  self.gate_up = self:add("",
+    layers.Linear { inputs = o.width, std = o.std, parts = { { "gate_proj", o.ffn }, { "up_proj", o.ffn } } })
   self.down = self:add("down_proj", layers.Linear { inputs = o.ffn, outputs = o.width, std = o.out_std or o.std })
 end
 function block.GatedMLP:forward(x) return self.down(attention.swiglu(self.gate_up(x))) end
@@ -82,7 +89,8 @@ function block.MLP:init(o)
   local ffn = o.ffn or 4 * o.width
   self.up = self:add(names[1], layers.Linear { inputs = o.width, outputs = ffn, bias = o.bias ~= false,
                                                activation = o.activation or "gelu_tanh", std = o.std })
-  self.down = self:add(names[2], layers.Linear { inputs = ffn, outputs = o.width, bias = o.bias ~= false, std = o.out_std or o.std })
+  self.down = self:add(names[2],
+    layers.Linear { inputs = ffn, outputs = o.width, bias = o.bias ~= false, std = o.out_std or o.std })
 end
 function block.MLP:forward(x) return self.down(self.up(x)) end
 

@@ -18,7 +18,8 @@ function lm.Head:init(o)
   if o.tied then self.weight = o.tied.weight
   else
     local layers = require "pg.nn.layers"
-    self.weight = self:add(o.name or "lm_head", layers.Linear { inputs = o.width, outputs = o.vocab, std = o.std }).weight
+    self.weight = self:add(o.name or "lm_head",
+      layers.Linear { inputs = o.width, outputs = o.vocab, std = o.std }).weight
   end
 end
 function lm.Head:forward(x) return matmul.linear(self.norm(x), self.weight) end
@@ -27,6 +28,9 @@ function lm.Head:forward(x) return matmul.linear(self.norm(x), self.weight) end
 -- self.vocab and self.context.
 lm.LM = Module.class "LM"
 function lm.LM:forward(ids)
+  if type(ids) ~= "table" or not ids.is_tensor then
+    c.fail('model: token ids are a %s; give a tensor, such as pg.tensor({ { 72, 105 } }, "i32")', type(ids))
+  end
   if #ids.shape ~= 2 then c.fail("model: token ids are %s; they must be [batch,tokens]", ids:describe()) end
   if ids.shape[2] > self.context then
     c.fail("model: a sequence of %d tokens, the model's context is %d", ids.shape[2], self.context)
@@ -40,6 +44,9 @@ end
 -- they fall over ranks; a batch of your own is averaged over the ranks.  batch.share = true leaves the
 -- value as this rank's share (the trainer sums it itself).
 function lm.LM:loss(batch)
+  if type(batch) ~= "table" or not batch.tokens or not batch.targets then
+    c.fail("model:loss: a batch is a table with tokens and targets, as pg.data gives it")
+  end
   local logits = self:forward(batch.tokens)
   local loss, valid = loss_ops.cross_entropy(logits, batch.targets, { ignore = batch.ignore, step = batch.step })
   if batch.share then return loss, valid end

@@ -1,7 +1,9 @@
 -- nn/module.lua: a module is a Lua table with forward and named parameters.  Calling it runs forward in
 -- a light scope, so that what backward does not need is gone when it returns.
 --   local Mine = nn.class "Mine"
---   function Mine:init(o)  self.w = self:param("w", { o.to, o.from })  self.norm = self:add("norm", nn.RMSNorm{...})  end
+--   function Mine:init(o)
+--     self.w, self.norm = self:param("w", { o.to, o.from }), self:add("norm", nn.RMSNorm { width = o.from })
+--   end
 --   function Mine:forward(x)  return ops.linear(self.norm(x), self.w)  end
 local c = require "pg.c"
 local params = require "pg.params"
@@ -20,6 +22,7 @@ function Module.class(name, parent)
       return self
     end })
   class.__index = class
+  class.defined_at = debug.getinfo(2, "Sl") -- where help finds its comment
   class.__call = function(self, ...) return scope.light(self.forward, self, ...) end
   class.__tostring = Module.describe
   return class
@@ -88,7 +91,9 @@ function Module:load_numbers(numbers)
   for _, entry in ipairs(self:named()) do
     local t = numbers[entry.name] or c.fail("load: there is no tensor for parameter %s", entry.name)
     local v = entry.parameter:view(entry.piece.shape, entry.piece.first)
-    if table.concat(t.shape, ",") ~= table.concat(v.shape, ",") then c.fail("load: %s is %s, the parameter is %s", entry.name, t:describe(), v:describe()) end
+    if table.concat(t.shape, ",") ~= table.concat(v.shape, ",") then
+      c.fail("load: %s is %s, the parameter is %s", entry.name, t:describe(), v:describe())
+    end
     v:copy_from(t)
     v:free()
     left[entry.name] = nil

@@ -95,7 +95,8 @@ function ops.attention(q, k, v, o)
   if v then v:alive() end
   done("attention", C.pg_attention(y.raw, lse.raw, q:alive().raw, raw(k), raw(v), options(o)), y)
   if tape.wants(q, k, v) then
-    tape.record(ATTENTION, { q, k, v }, 3, { q, k or false, v or false, y, lse, o.lengths or false, o.step or false }, 7, y, o)
+    tape.record(ATTENTION, { q, k, v }, 3, { q, k or false, v or false, y, lse, o.lengths or false, o.step or false },
+      7, y, o)
   end
   return y
 end

@@ -1,6 +1,5 @@
 -- ops/custom.lua: ops whose gradient is written in Lua, and recomputation.
 local c = require "pg.c"
-local Tensor = require "pg.tensor"
 local scope = require "pg.scope"
 local tape = require "pg.tape"
 local elementwise = require "pg.ops.elementwise"

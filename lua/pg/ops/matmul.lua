@@ -97,7 +97,8 @@ function ops.linear(x, w, bias, activation)
   local shape = { unpack(x.shape) }
   shape[#shape] = w.shape[1]
   local y = Tensor.empty(shape, x.dtype)
-  local epilogue = activation and (epilogues[activation] or c.fail("linear: activation %s is unknown (gelu, gelu_tanh)", activation))
+  local epilogue = activation
+    and (epilogues[activation] or c.fail("linear: activation %s is unknown (gelu, gelu_tanh)", activation))
   local records = tape.wants(x, w, bias)
   local aux = epilogue and records and Tensor.like(y) or nil
   if bias then bias:alive() end

@@ -58,7 +58,8 @@ ops.max, ops.min = reduction("max", C.PG_RMAX), reduction("min", C.PG_RMIN)
 
 -- Rearranging -----------------------------------------------------------------------------------
 
-local RESHAPE = { name = "reshape", pass = function(r, _, dy) return dy:view(r.a.shape) end, grad_input = function() end }
+local RESHAPE = { name = "reshape", pass = function(r, _, dy) return dy:view(r.a.shape) end,
+  grad_input = function() end }
 
 --- reshape(x, shape) -> a view; one dim may be -1.
 function ops.reshape(x, shape)
@@ -113,8 +114,8 @@ function ops.concat(list, dim)
       end
     end
     if x.dtype ~= list[1].dtype then
-      c.fail("concat: tensor 1 is %s, tensor %d is %s; their dtypes must be equal (cast one of them)", list[1]:describe(),
-             i, x:describe())
+      c.fail("concat: tensor 1 is %s, tensor %d is %s; their dtypes must be equal (cast one of them)",
+             list[1]:describe(), i, x:describe())
     end
     starts[i] = total
     total = total + x.shape[d + 1]
@@ -145,7 +146,9 @@ function ops.permute(x, order)
   if #order ~= #x.shape then c.fail("permute: %d dims named for %s", #order, x:describe()) end
   for i = 1, #order do
     local d = order[i]
-    if not x.shape[d] or inverse[d] then c.fail("permute: {%s} is no order of the dims of %s", table.concat(order, ","), x:describe()) end
+    if not x.shape[d] or inverse[d] then
+      c.fail("permute: {%s} is no order of the dims of %s", table.concat(order, ","), x:describe())
+    end
     shape[i], inverse[d] = x.shape[d], i
   end
   local y = Tensor.empty(shape, x.dtype)
@@ -161,7 +164,9 @@ function ops.transpose(x, i, j)
   local order = {}
   for d = 1, n do order[d] = d end
   i, j = i or n - 1, j or n
-  if not (order[i] and order[j]) then c.fail("transpose: dims %s and %s of %s", tostring(i), tostring(j), x:describe()) end
+  if not (order[i] and order[j]) then
+    c.fail("transpose: dims %s and %s of %s", tostring(i), tostring(j), x:describe())
+  end
   order[i], order[j] = j, i
   return ops.permute(x, order)
 end

@@ -14,8 +14,9 @@ local Optimizer = {}
 Optimizer.__index = Optimizer
 
 local function segments_of(parameters)
-  local list, seen = {}, {}
+  local list, seen, listed = {}, {}, {}
   for _, p in ipairs(parameters) do
+    listed[p] = true
     if not p.segment then c.fail("optim: a parameter has no numbers yet; build the model with pg.build first") end
     if not seen[p.segment] then
       seen[p.segment] = true
@@ -23,6 +24,14 @@ local function segments_of(parameters)
     end
   end
   if #list == 0 then c.fail("optim: the model has no parameters") end
+  for _, s in ipairs(list) do -- updated as a whole
+    for _, p in ipairs(s.params) do
+      if p.requires_grad and not listed[p] then
+        c.fail("optim: %s is not in the list but its segment %s is; list it too, or set its requires_grad = false to "
+               .. "keep it as it is", p.name, s.name)
+      end
+    end
+  end
   return list
 end
 

@@ -1,0 +1,44 @@
+# Mistakes on the command line and in a script: the exit code, and a message a person can act on.
+set -u
+cd "$SCRATCH"
+failed=0
+# expect CODE PART ARGUMENTS...: pgrun ends with CODE and says PART
+expect() {
+    code=$1 part=$2
+    shift 2
+    said=$("$PGRUN" "$@" 2>&1 </dev/null)
+    got=$?
+    if [ "$got" != "$code" ] || ! printf '%s' "$said" | grep -qF -- "$part"; then
+        echo "pgrun $*: exit code $got (not $code), said: $said   (without: $part)"
+        failed=1
+    fi
+}
+printf 'local x = 1\nlocal y = = 2\n' >broken.lua
+printf 'local function f()\n  error "boom"\nend\nf()\n' >boom.lua
+printf 'return 7\n' >seven.lua
+printf 'print(#arg, arg[1], ...)\n' >plain.lua
+mkdir -p models
+printf 'return { name = "here" }\n' >models/own.lua
+printf 'print(require("models.own").name)\n' >models/uses.lua
+expect 2 "did you mean --device" --devise cpu plain.lua
+expect 2 "-n 0: give a number of ranks" -n 0 plain.lua
+expect 2 "-n x: give a number of ranks" -n x plain.lua
+expect 2 "-n -3: give a number of ranks" -n -3 plain.lua
+expect 2 "the prompt runs on one rank" -n 2 -i plain.lua
+expect 2 "no such file" nothere.lua
+expect 2 "no such file" -n 2 nothere.lua
+expect 2 "share memory" --nnodes 2 --master localhost:29500 plain.lua
+expect 1 "broken.lua:2:" broken.lua
+expect 1 "boom.lua:2: boom" boom.lua
+expect 1 "boom.lua:4: in the main chunk" boom.lua
+expect 1 "a script returns a recipe (a table), or nothing" seven.lua
+expect 1 "(command line):1:" -e 'nothing.at.all()'
+expect 0 "1	--some.field=3	--some.field=3" plain --some.field=3
+expect 0 "here" models/uses.lua
+expect 0 "here" uses
+expect 5 "early" -e 'print "early" os.exit(5)'
+expect 0 "LuaJIT" --version
+expect 0 "--memory SIZE" --help
+expect 0 "tokenize" help
+cd models && expect 0 "here" uses.lua
+exit $failed

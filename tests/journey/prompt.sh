@@ -1,0 +1,37 @@
+# The prompt: lines from a pipe, Ctrl-C in a running line and on a terminal, history, completion.
+set -u
+cd "$SCRATCH"
+failed=0
+complain() { echo "$*"; failed=1; }
+said=$(printf '1 + 1\n= "a", {1, x = 2}\nfor i = 1, 2 do\nprint("i", i)\nend\nk = 5\nk\n' | "$PGRUN" 2>&1) ||
+    complain "exit code $? from a pipe where all went well"
+[ "$said" = "$(printf '2\na\t{1, x = 2}\ni\t1\ni\t2\n5')" ] || complain "from a pipe: $said"
+said=$(printf 'nothing.x\nprint "still here"\n' | "$PGRUN" 2>&1) && complain "an error, but exit code 0"
+printf '%s' "$said" | grep -q "prompt:1: attempt to index global 'nothing'" || complain "no line: $said"
+printf '%s' "$said" | grep -q '^still here' || complain "an error ended the session: $said"
+printf 'answer = 42\n' >first.lua
+said=$(echo 'answer' | "$PGRUN" -i first.lua) && [ "$said" = 42 ] || complain "-i FILE: $said"
+said=$(echo 'answer' | "$PGRUN" -e 'answer = 43' -i) && [ "$said" = 43 ] || complain "-e -i: $said"
+
+# Ctrl-C stops the line and the session goes on
+mkfifo lines
+env --default-signal=INT "$PGRUN" <lines >said 2>&1 & prompt=$!
+exec 3>lines
+printf 'x = 7\nio.stdout:write "go\\n" io.stdout:flush() while true do x = 8 end\n' >&3
+for _ in $(seq 100); do grep -q go said && break; sleep 0.1; done
+kill -INT $prompt
+for _ in $(seq 100); do grep -q interrupted said && break; sleep 0.1; done
+printf 'print("after", x)\n' >&3
+exec 3>&-
+wait $prompt
+grep -q '^after	8' said || { complain "after Ctrl-C:"; cat said; }
+
+# on a terminal
+command -v script >/dev/null || { echo "skipped: no script(1) for a terminal"; exit $failed; }
+export PGRUN_HISTORY="$SCRATCH/history" TERM=xterm
+(sleep 1; printf 'y = 6 * 7\r'; sleep 0.5; printf 'half a line'; sleep 0.5; printf '\003'; sleep 0.5
+ printf 'string.reve\t(y)\r'; sleep 0.5; printf '\004') |
+    script -qec "$PGRUN" /dev/null >said 2>&1 || complain "on a terminal: exit code $?"
+tr -d '\r' <said | grep -q '^24' || { complain "on a terminal:"; cat -v said; }
+grep -q '6' history || complain "no history"
+exit $failed

@@ -1,0 +1,52 @@
+# A training that is stopped by SIGTERM saves and goes on where it was, with the same numbers.
+set -eu
+cd "$SCRATCH"
+i=0
+while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done > text.txt
+cat > slow.lua <<'LUA'
+-- Waits before a step so that a signal can come between.
+local waiting = os.getenv "WAIT_AT"
+return {
+  model = require "models.llama" { blocks = 1, width = 32, heads = 2, context = 32 },
+  data = { text = "text.txt", batch = 8 }, steps = 8, save = {},
+  optim = { "adamw", clip = 1, rate = pg.rate.linear { peak = 1e-3 } },
+  on_step = function(state)
+    if waiting and state.step == tonumber(waiting) and pg.rank() == 0 then
+      os.execute "touch now; i=0; while [ -e now ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done"
+    end
+  end,
+}
+LUA
+"$PGRUN" slow.lua --run=whole > /dev/null
+
+for ranks in 1 2; do
+    rm -f now
+    WAIT_AT=3 "$PGRUN" -n $ranks slow.lua --run=part$ranks > out 2>&1 & pid=$!
+    while ! [ -e now ]; do sleep 0.1; done
+    kill -TERM $pid
+    sleep 0.2
+    rm now
+    code=0; wait $pid || code=$?
+    cat out
+    test $code = 143
+    grep -q 'stopped, as asked, at step' out
+    step=$(ls runs/part$ranks/checkpoints | sed 's/step-0*//')
+    test "$step" -ge 3 && test "$step" -le 5
+    echo '{"step":' >> runs/part$ranks/metrics.jsonl # a line that was never finished
+    mkdir runs/part$ranks/checkpoints/.tmp-step-00000007
+    "$PGRUN" -n $ranks slow.lua --run=part$ranks --resume | tee out
+    grep -q "step $step, " out
+    test ! -e runs/part$ranks/checkpoints/.tmp-step-00000007
+    test "$(wc -l < runs/part$ranks/metrics.jsonl)" = 8
+done
+strip() { sed 's/"memory_peak":[0-9]*,//; s/"seconds":[^,]*,//; s/,"tokens_per_s":[^}]*//' "$1"; }
+strip runs/whole/metrics.jsonl > a
+strip runs/part1/metrics.jsonl > b
+cmp a b # one process: to the bit
+
+# without a name: the newest run of this recipe; and what cannot be done is said
+"$PGRUN" slow.lua --resume --steps=9 | grep -q 'run: runs/part2'
+if "$PGRUN" slow.lua --resume=whole --model.width=64 2> out; then exit 1; fi
+grep -q 'model.width was 32 in the checkpoint, is 64 now' out
+if "$PGRUN" slow.lua --resume=nothing 2> out; then exit 1; fi
+grep -q 'has no checkpoint to go on from' out

@@ -1,0 +1,170 @@
+-- test_checkpoint.lua: a checkpoint is there whole or not at all, and going on from it changes nothing.
+-- limit: 240
+local check = require "tests.check"
+local c = require "pg.c"
+local checkpoint = require "pg.checkpoint"
+local fs = require "pg.fs"
+local json = require "pg.json"
+local training = require "tests.training"
+local tests = {}
+
+require("pg.step").block() -- one for the process; made here so that no test counts it
+
+local EPOCH = 2 -- steps: 16 samples in batches of 8
+local STEPS = 3 * EPOCH
+local function recipe(changes)
+  local r = { data = { text = training.text(100), batch = 8 }, save = { every = 1, keep = 10 }, steps = STEPS }
+  for k, v in pairs(changes or {}) do r[k] = v end
+  return r
+end
+
+local whole
+-- The run that was never interrupted, with a checkpoint at every step.
+local function uninterrupted()
+  if not whole then
+    local records, folder = training.run(recipe(), "whole")
+    whole = { records = records, folder = folder }
+  end
+  return whole
+end
+
+-- A copy of it as it was after `step` steps, with metrics of a later step left over.
+local function stopped(step, name)
+  local folder = training.scratch .. "/" .. name
+  fs.remove(folder)
+  os.execute(("cp -r '%s' '%s'"):format(uninterrupted().folder, folder))
+  for _, path in ipairs(checkpoint.list(folder)) do
+    if tonumber(path:match "%d+$") > step then fs.remove(path) end
+  end
+  return folder
+end
+
+local function same_curve(got)
+  for _, key in ipairs { "step", "loss", "rate", "grad_norm", "tokens" } do
+    check.equal(training.column(got, key), training.column(uninterrupted().records, key), key)
+  end
+end
+
+function tests.test_resumed_at_every_step_it_is_the_same_to_the_bit()
+  for step = 1, STEPS - 1 do -- steps 2 and 4 end an epoch
+    stopped(step, "resumed")
+    same_curve((training.run(recipe(), "resumed", { "--resume" })))
+  end
+end
+
+function tests.test_resumed_without_steps_left_it_does_nothing()
+  stopped(STEPS, "resumed")
+  local records, _, code = training.run(recipe(), "resumed", { "--resume" })
+  check.equal(code, 0)
+  same_curve(records)
+end
+
+function tests.test_the_newest_valid_one_is_taken()
+  local folder = stopped(4, "broken")
+  local newest = checkpoint.list(folder)
+  fs.write(newest[1] .. "/model.safetensors", fs.read(newest[1] .. "/model.safetensors"):sub(1, -9)) -- torn
+  fs.remove(newest[2] .. "/manifest.json")
+  local told = {}
+  local path, m = checkpoint.newest(folder, function(text) told[#told + 1] = text end)
+  check.equal(path, newest[3])
+  check.equal(m.step, 2)
+  check.equal(#told, 2)
+  check.is_true(told[1]:find("step-00000004 is broken", 1, true) ~= nil, told[1])
+  same_curve((training.run(recipe(), "broken", { "--resume" })))
+end
+
+function tests.test_only_the_newest_are_kept_and_leftovers_go()
+  local _, folder = training.run(recipe { save = { every = 1, keep = 2 } }, "kept")
+  local list = checkpoint.list(folder)
+  check.equal(#list, 2)
+  check.equal(list[1]:match "%d+$", "00000006")
+  fs.mkdir(folder .. "/checkpoints/.tmp-step-00000007/x")
+  checkpoint.clean(folder)
+  check.equal(#fs.list(folder .. "/checkpoints"), 2)
+end
+
+-- A model and its optimiser, with numbers that depend on the seed.
+local function trainee(seed)
+  local model = pg.build(training.recipe().model, { seed = seed })
+  return pg.optim.adamw(model:parameters(), { rate = 1e-3 }, { seed = seed })
+end
+local function manifest(step) return { step = step, position = 8 * step, tokens = 256 * step, epoch = 0 } end
+
+function tests.test_a_save_that_fails_leaves_the_one_before()
+  local folder = training.scratch .. "/full"
+  fs.remove(folder)
+  fs.mkdir(folder .. "/checkpoints")
+  local optim = trainee(1)
+  checkpoint.save(folder, optim, manifest(1), 1)
+  local failed = 0
+  for n = 1, 1000 do
+    c.C.pg_fs_fail_after(n)
+    local ok, why = pcall(checkpoint.save, folder, optim, manifest(2), 1)
+    c.C.pg_fs_fail_after(0)
+    if ok then break end
+    failed = failed + 1
+    check.is_true(why:find("save: checkpoint of step 2: ", 1, true) ~= nil, why)
+    check.is_true(why:find("No space left on device", 1, true) ~= nil, why)
+    local _, m = checkpoint.newest(folder, function(text) error(text) end)
+    check.is_true(m.step == 1 or #checkpoint.list(folder) == 2, "nothing valid is lost")
+    check.equal(#fs.glob(folder .. "/checkpoints/.tmp-*"), 0)
+    if m.step == 2 then fs.remove(folder .. "/checkpoints/step-00000002") end -- all but the last fsync was done
+  end
+  check.is_true(failed >= 6, "only " .. failed .. " places failed")
+  local _, m = checkpoint.newest(folder, error)
+  check.equal(m.step, 2)
+  check.equal(#checkpoint.list(folder), 1)
+end
+
+function tests.test_numbers_come_back_and_unknown_keys_are_left_alone()
+  local folder = training.scratch .. "/back"
+  fs.remove(folder)
+  fs.mkdir(folder .. "/checkpoints")
+  local one, two = trainee(1), trainee(2)
+  one.segments[1].value:fill(0.5)
+  local m = manifest(3)
+  m.optimizer, m.hashes = { name = "adamw", steps = 3 }, { "later" }
+  local path = checkpoint.save(folder, one, m, 1)
+  checkpoint.load(path, checkpoint.read(path), two)
+  for i, s in ipairs(one.segments) do
+    for k, p in ipairs(s.params) do check.close(two.segments[i].params[k], p, 0) end
+  end
+  check.equal(two.steps, 3)
+end
+
+local function refused(text, changes, name, args)
+  local all = { "--resume" }
+  for _, a in ipairs(args or {}) do all[#all + 1] = a end
+  check.throws(function() training.run(recipe(changes), name, all) end, text)
+end
+
+function tests.test_what_cannot_go_on_is_refused_by_name()
+  stopped(2, "refused")
+  local wide = require "models.llama" { blocks = 1, width = 64, heads = 2, context = 32 }
+  refused("model.width was 32 in the checkpoint, is 64 now", { model = wide }, "refused")
+  refused("model.vocab was 259 in the checkpoint, is 300 now", nil, "refused", { "--model.vocab=300" })
+  refused("seed was 0 in the checkpoint, is 1 now", nil, "refused", { "--seed=1" })
+  refused("optim was adamw in the checkpoint, is sgd now", { optim = { "sgd" } }, "refused")
+  refused("data.context was 32 in the checkpoint, is 16 now", nil, "refused", { "--data.context=16" })
+  refused("the data had 16 samples", { data = { text = training.text(500), batch = 8 } }, "refused")
+  refused("has no checkpoint to go on from", nil, "nowhere")
+end
+
+function tests.test_batch_rate_and_steps_may_change()
+  stopped(2, "changed")
+  local records = training.run(recipe(), "changed", { "--resume", "--data.batch=4", "--optim.rate=1e-4", "--steps=9" })
+  check.equal(training.column(records, "step"), { 1, 2, 3, 4, 5, 6, 7, 8, 9 })
+  check.equal(records[3].rate, 1e-4)
+  check.equal(records[9].tokens, (2 * 8 + 7 * 4) * 32)
+end
+
+function tests.test_a_manifest_of_a_later_version_is_refused()
+  local folder = stopped(1, "later")
+  local path = checkpoint.list(folder)[1]
+  local m = json.read(path .. "/manifest.json")
+  m.version = 99
+  json.write(path .. "/manifest.json", m)
+  check.throws(function() checkpoint.read(path) end, "its format is version 99")
+end
+
+check.run(tests)

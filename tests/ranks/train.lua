@@ -1,0 +1,41 @@
+-- ranks: 2
+-- What one rank of a training meets, all hear: a bad loss, a failed save; and resuming keeps the bits.
+local c = require "pg.c"
+local checkpoint = require "pg.checkpoint"
+local training = require "tests.training"
+local rank = pg.rank()
+
+local function fails(text, changes, name)
+  local ok, message = pcall(training.run, changes, name)
+  assert(not ok, "no error; expected one with: " .. text)
+  assert(message:find(text, 1, true), "the error was: " .. message .. "\nexpected one with: " .. text)
+end
+
+-- Only rank 1 has a bad loss, and both name it.
+fails("step 1, rank 1: the loss is nan", { loss = function(model, batch)
+  return pg.scale(model:loss(batch), rank == 1 and 0 / 0 or 1)
+end }, "nan")
+
+-- Rank 0 cannot write: both stop, or both go on.
+local function full(state) if state.step == 2 and rank == 0 then c.C.pg_fs_fail_after(1) end end
+fails("No space left on device", { on_step = full, save = { every = 1 } }, "stops")
+local records, folder = training.run({ on_step = full, save = { every = 1, keep = 9, on_error = "go on" } }, "goes-on")
+assert(#records == 6 and #checkpoint.list(folder) == 5)
+
+-- Stopped after 3 steps and resumed: the same bits.
+local want = training.run({}, "whole")
+local first = training.recipe().optim
+first.rate = pg.rate.cosine { peak = 1e-3, warmup = 3, steps = 6 }
+training.run({ steps = 3, save = {}, optim = first }, "resumed")
+local got = training.run({}, "resumed", { "--resume" })
+for step = 1, 6 do
+  for _, key in ipairs { "step", "loss", "rate", "grad_norm", "tokens" } do
+    local a, b = got[step][key], want[step][key]
+    assert(a == b, ("step %d: %s is %.9g, not %.9g"):format(step, key, a, b))
+  end
+end
+
+-- What rank 0 finds wrong with a run is raised on both.
+local ok, message = pcall(training.run, {}, "whole")
+assert(not ok and message:find("holds a run already", 1, true), message)
+pg.barrier() -- a rank that left would not be waited for

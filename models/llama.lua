@@ -42,8 +42,9 @@ function Llama:init(s)
   local embedding = nn.Embedding { entries = s.vocab, width = s.width, std = s.std }
   local items = { { "model.embed_tokens", embedding } }
   for i = 0, s.blocks - 1 do items[#items + 1] = { "model.layers." .. i, block(s, i, rope) } end
-  items[#items + 1] = { "", nn.Head { norm = { "model.norm", nn.RMSNorm { width = s.width, eps = s.eps } }, width = s.width,
-                                      vocab = s.vocab, std = s.std, tied = s.tied and embedding or nil }, "head" }
+  local norm = nn.RMSNorm { width = s.width, eps = s.eps }
+  items[#items + 1] = { "", nn.Head { norm = { "model.norm", norm }, width = s.width, vocab = s.vocab, std = s.std,
+                                      tied = s.tied and embedding or nil }, "head" }
   self.layers = self:add("", nn.Sequential(items))
 end
 

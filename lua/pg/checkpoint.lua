@@ -209,9 +209,12 @@ function checkpoint.fits(m, settings, data)
   end
 end
 
+--- checkpoint.load_model(folder, segments): the numbers of a model alone.
+function checkpoint.load_model(folder, segments) load_pieces(folder .. "/" .. MODEL, weights(segments)) end
+
 --- checkpoint.load(folder, manifest, optim): numbers of the model and of its optimiser, on every rank.
 function checkpoint.load(folder, m, optim)
-  load_pieces(folder .. "/" .. MODEL, weights(optim.segments))
+  checkpoint.load_model(folder, optim.segments)
   load_pieces(folder .. "/" .. OPTIMIZER, optim:state_pieces())
   optim:resume(m.optimizer and m.optimizer.steps or m.step)
 end

@@ -6,10 +6,21 @@ local reduce = require "pg.ops.reduce"
 local scope = require "pg.scope"
 local tape = require "pg.tape"
 local tokeniser = require "pg.data.tokeniser"
+local watch = require "pg.watch"
 local ffi = c.ffi
 
 local generate = {}
 local known = { "tokens", "temperature", "top_k", "top_p", "seed", "tokeniser" }
+
+-- Minus infinity forbids an id; NaN would draw nonsense.
+local function check_logits(last, n)
+  if watch.nonfinite(last) == 0 then return end
+  for _, x in ipairs(last:totable()) do
+    if x ~= x or x == math.huge then
+      c.fail("generate: the model's logits are not numbers (%s) after %d tokens; its weights are spoilt", tostring(x), n)
+    end
+  end
+end
 
 -- The next id after the last `context` of ids[0..n).
 local function next_id(model, ids, n, o, draw)
@@ -18,7 +29,9 @@ local function next_id(model, ids, n, o, draw)
   local logits = model(window)
   local last = reduce.reshape(logits, { T, model.vocab })
   last = reduce.slice(last, 1, T, 1)
-  return loss.sample(last, { temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, first = draw }):item()
+  check_logits(last, n)
+  return loss.sample(last, { temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed,
+                             first = draw }):item()
 end
 
 -- Settings that C takes as numbers.

@@ -16,7 +16,8 @@ local function start()
   if mesh.world then return end
   c.check(C.pg_comm_init())
   local comm = C.pg_comm_world()
-  mesh.world = setmetatable({ name = "world", comm = comm, rank = C.pg_comm_rank(comm), size = C.pg_comm_size(comm) }, Axis)
+  mesh.world = setmetatable({ name = "world", comm = comm, rank = C.pg_comm_rank(comm),
+                              size = C.pg_comm_size(comm) }, Axis)
 end
 
 -- The ranks that differ from mine only along axis i, and my place among them.
@@ -126,7 +127,8 @@ end
 --- axis:reduce_scatter(part, whole, op, async): rank r gets the r-th part of the sum.
 function Axis:reduce_scatter(part, whole, op, async)
   if self.size == 1 then part:copy_from(whole) return no_work end
-  return issue(self, async, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, ops[op or "sum"], handle(async))
+  local code = ops[op or "sum"] or c.fail("reduce_scatter: op %s is unknown (sum, max, min)", tostring(op))
+  return issue(self, async, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, code, handle(async))
 end
 
 --- axis:broadcast(t, root, async): t of rank `root` (0) to all.

@@ -290,6 +290,18 @@ function recipe.resolve(given, overrides, info)
   return r
 end
 
+--- recipe.model(table, args, info) -> what the recipe's model is under these words of a command line; the other
+-- fields are not looked at.
+function recipe.model(given, args, info)
+  info.given = {}
+  local r = copy(given)
+  for _, o in ipairs((recipe.arguments(args))) do
+    if o.path:find "^model%." then override(info, r, o) end
+  end
+  need(info, r.model, "model", "what was trained")
+  return r.model
+end
+
 --- recipe.run(table, info) -> the exit code.  info (all optional): path, text, args.
 function recipe.run(given, info)
   info = info or {}

@@ -71,7 +71,8 @@ function run.begin(folder, info, settings, from)
   for i, word in ipairs(info.args or {}) do words[i] = word end
   local note = ("\n-- run as: pgrun %s %s\n"):format(info.path, table.concat(words, " "))
   fs.write(folder .. "/recipe.lua", (info.text or "") .. note)
-  json.write(folder .. "/recipe.json", { recipe = info.path, settings = settings }, { indent = 2, replace = true })
+  json.write(folder .. "/recipe.json", { recipe = info.path, args = json.array(words), settings = settings },
+             { indent = 2, replace = true })
 end
 
 -- Runs of a recipe, the newest first.

@@ -27,7 +27,8 @@ local LINES = 30 -- of a run, where the recipe does not say
 
 -- ---- setting up ----
 
-local function build_model(r)
+--- train.model(settings) -> the model that they name, built.
+function train.model(r)
   local what = r.model
   if type(what) == "function" then what = what() end
   if type(what) ~= "table" or not (describe.is(what) or what.is_module) then
@@ -70,7 +71,7 @@ end
 
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
-  t.model = recipe.guard(info, "model", build_model, r)
+  t.model = recipe.guard(info, "model", train.model, r)
   check_data(r, info, t.model)
   local where = r.data.text and "data.text" or "data.tokens"
   t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
@@ -218,13 +219,17 @@ function Trainer:evaluate_share()
   local r, sum, count = self.recipe, 0, 0
   local batches = r.eval and r.eval.batches
   local o = { pad = r.data.pad, samples = batches and batches * r.data.batch }
-  for batch in loader.each(self.held_out, r.micro, mesh.dp, o) do
-    scope.run(function()
+  local each = loader.each(self.held_out, r.micro, mesh.dp, o)
+  repeat
+    local more = scope.run(function()
+      local batch = each() -- born in this scope, so that it ends with it
+      if not batch then return false end
       local loss, valid = self:loss(batch)
       local n = valid and valid:item() or batch.targets.count
       sum, count = sum + loss:item() * n, count + n
+      return true
     end)
-  end
+  until not more
   return sum, count
 end
 

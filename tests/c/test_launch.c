@@ -39,7 +39,8 @@ static int read_words(host_options *o, char **words) {
 static void test_options(void **state) {
     (void)state;
     host_options o;
-    assert_int_equal(READ(&o, "-n", "4", "--device=cpu", "--memory", "1.5G", "x.lua", "--steps=3"), 0);
+    assert_int_equal(READ(&o, "-n", "4", "--device=cpu", "--memory", "1.5G", "x.lua", "--steps=3"),
+                     0);
     assert_int_equal(o.ranks, 4);
     assert_string_equal(o.device, "cpu");
     assert_int_equal(o.memory, 3ll << 29);
@@ -49,7 +50,8 @@ static void test_options(void **state) {
     assert_int_equal(READ(&o, "-n4", "-e", "a()", "-e", "b()"), 0);
     assert_true(o.ranks == 4 && o.codes == 2 && !o.script);
     assert_string_equal(o.code[1], "b()");
-    assert_int_equal(READ(&o, "x.lua", "-n", "9", "--nonsense"), 0); /* these belong to the script */
+    assert_int_equal(READ(&o, "x.lua", "-n", "9", "--nonsense"),
+                     0); /* these belong to the script */
     assert_true(o.ranks == 0 && o.nargs == 3);
     assert_int_equal(READ(&o, "-n", "auto", "x.lua"), 0);
     assert_true(o.ranks >= 1);

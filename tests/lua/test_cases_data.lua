@@ -126,7 +126,8 @@ end
 function tests.test_headers_that_lie() -- C30
   local function with(version, count, bytes)
     local header = ffi.new("int32_t[256]", 20240520, version, count)
-    local path = file("header.bin", ffi.string(header, 1024):sub(1, bytes) .. ("\1\0"):rep(math.max(0, bytes - 1024) / 2))
+    local body = ("\1\0"):rep(math.max(0, bytes - 1024) / 2)
+    local path = file("header.bin", ffi.string(header, 1024):sub(1, bytes) .. body)
     return function() return pg.data.tokens(path, { context = 4, batch = 1 }) end
   end
   throws(with(1, 100, 1034), "header.bin has 1034 bytes; its header tells of 100 uint16 tokens, which need 1224")
@@ -161,7 +162,8 @@ function tests.test_a_seed_means_the_same_in_every_form() -- C38
   equal(order(7), order "7")
   equal(order(7ULL), order(7))
   equal(order(nil), order(0))
-  throws(function() order(10151188881778163) end, "data.seed is 10151188881778164: a Lua number is exact only below 2^53")
+  throws(function() order(10151188881778163) end,
+         "data.seed is 10151188881778164: a Lua number is exact only below 2^53")
   throws(function() order(1.5) end, "data.seed is 1.5, not an integer")
   throws(function() order "x" end, 'data.seed is "x", not a 64-bit integer')
 end

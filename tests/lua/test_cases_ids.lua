@@ -31,11 +31,13 @@ function tests.test_a_wrong_token_leaves_the_training_as_it_was()
   for _, name in ipairs { "llama", "gpt2" } do
     local want = losses(tiny(name))
     local model = tiny(name)
-    for _, wrong in ipairs { { V, "i32" }, { -1, "i32" }, { V, "i64" }, { "9007199254740993", "i64" }, { 2^31 - 1, "i32" } } do
-      local batch = { tokens = ids({ { 1, 2, 3 }, { 4, wrong[1], 6 } }, wrong[2]), targets = ids { { 2, 3, 4 }, { 5, 6, 7 } } }
+    local wrongs = { { V, "i32" }, { -1, "i32" }, { 2^31 - 1, "i32" }, { V, "i64" }, { "9007199254740993", "i64" } }
+    for _, wrong in ipairs(wrongs) do
+      local batch = { tokens = ids({ { 1, 2, 3 }, { 4, wrong[1], 6 } }, wrong[2]),
+                      targets = ids { { 2, 3, 4 }, { 5, 6, 7 } } }
       local message = throws(function() model:loss(batch) end, "outside the vocabulary [0,259)")
       is_true(message:find(("id %s at row 1, column 1"):format(tostring(wrong[1])), 1, true) ~= nil, message)
-      is_true(message:find("^tests/lua/test_cases_ids.lua:%d+: ") ~= nil, message)
+      is_true(message:find("^[%w/_]+%.lua:%d+: ") and not message:find("lua/pg/", 1, true), message)
     end
     equal(losses(model), want)
   end
@@ -71,7 +73,8 @@ function tests.test_what_is_no_batch()
   throws(function() model(ids({ { 1, 2 } }, "f32")) end, "they must be i32 or i64")
   throws(function() model:loss(nil) end, "a batch is a table with tokens and targets")
   throws(function() model:loss { tokens = ids { { 1, 2 } } } end, "a batch is a table with tokens and targets")
-  throws(function() model:loss { tokens = ids { { 1, 2 } }, targets = ids { { 1, 2, 3 } } } end, "each row needs one target")
+  throws(function() model:loss { tokens = ids { { 1, 2 } }, targets = ids { { 1, 2, 3 } } } end,
+         "each row needs one target")
 end
 
 function tests.test_text_longer_than_the_context()
@@ -113,7 +116,8 @@ end
 function tests.test_logits_that_are_not_finite()
   local model = tiny "llama"
   for _, p in ipairs(model:parameters()) do p:fill(0 / 0) end
-  throws(function() pg.generate(model, "a", { tokens = 1 }) end, "sample: ")
+  throws(function() pg.generate(model, "a", { tokens = 1 }) end, "generate: the model's logits are not numbers")
+  throws(function() pg.generate(model, "a", { tokens = 1, temperature = 0 }) end, "not numbers")
   equal(pg.generate(tiny "llama", "a", { tokens = 0 }), "a")
 end
 

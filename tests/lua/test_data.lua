@@ -151,7 +151,8 @@ end
 
 function tests.test_shares_that_do_not_divide()
   local train = stream.open(file("div.bin", counting(100)), { dtype = 6, vocab = 259, context = 4 })
-  throws(function() loader.new(train, { batch = 5, axis = axis(0, 2) }) end, "does not divide over dp = 2 ranks; nearest: 4 or 6")
+  throws(function() loader.new(train, { batch = 5, axis = axis(0, 2) }) end,
+         "does not divide over dp = 2 ranks; nearest: 4 or 6")
   throws(function() loader.new(train, { batch = 6, micro = 4, axis = axis(0, 1) }) end, "micro 4 does not divide")
   throws(function() loader.new(train, { batch = 2.5, axis = axis(0, 1) }) end, "not an integer")
 end

@@ -133,7 +133,8 @@ function tests.test_a_save_that_fails_stops_or_goes_on()
 end
 
 function tests.test_no_step_takes_more_memory_than_the_tenth()
-  local peaks = training.column((run { steps = 60, data = { text = training.text(100), batch = 2 } }), "memory_peak")
+  local data = { text = training.text(500), batch = 2, held_out = 0.2 }
+  local peaks = training.column((run { steps = 60, data = data, eval = { every = 7 } }), "memory_peak")
   for step = 11, 60 do check.equal(peaks[step], peaks[10]) end
 end
 

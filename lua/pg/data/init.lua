@@ -29,10 +29,14 @@ function data.open(o)
     c.fail("data: give either tokens (files of ids) or text (a file of text)")
   end
   local path = o.tokens or o.text
-  if type(path) ~= "string" then c.fail("data: %s is no file name but a %s", o.text and "text" or "tokens", type(path)) end
+  if type(path) ~= "string" then
+    c.fail("data: %s is no file name but a %s", o.text and "text" or "tokens", type(path))
+  end
   local context = c.within(o.context or c.fail "data: context is missing; tokens in a sequence", "data.context", 1)
   local held = o.held_out or 0
-  if type(held) ~= "number" or not (held >= 0 and held < 1) then c.fail("data.held_out is %s, outside [0,1)", tostring(held)) end
+  if type(held) ~= "number" or not (held >= 0 and held < 1) then
+    c.fail("data.held_out is %s, outside [0,1)", tostring(held))
+  end
   local bytes = tokeniser.bytes
   local vocab = o.vocab and c.within(o.vocab, "data.vocab", 1) or (o.text and bytes.vocab) or 0
   if o.text and vocab < bytes.vocab then

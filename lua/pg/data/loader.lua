@@ -17,7 +17,8 @@ Loader.__index = Loader
 local loader = {}
 
 local function shares(o, dp, span)
-  local batch = c.within(o.batch or c.fail "data: batch is missing; sequences of a step, over all ranks", "data.batch", 1)
+  local batch = o.batch or c.fail "data: batch is missing; sequences of a step, over all ranks"
+  c.within(batch, "data.batch", 1)
   if batch % dp ~= 0 then
     c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
            math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)

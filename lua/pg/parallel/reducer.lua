@@ -11,7 +11,8 @@ Reducer.__index = Reducer
 --- reducer.new(segments) -> a reducer for one backward: pass r:hook() as options.done of the last
 -- micro-batch's backward, then call r:finish().
 function reducer.new(segments)
-  local r = setmetatable({ segments = segments, left = {}, works = {}, turn = #segments, axis = mesh.ready().dp }, Reducer)
+  local r = setmetatable({ segments = segments, left = {}, works = {}, turn = #segments,
+                           axis = mesh.ready().dp }, Reducer)
   for _, s in ipairs(segments) do r.left[s] = #s.params end
   return r
 end

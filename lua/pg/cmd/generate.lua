@@ -1,0 +1,55 @@
+-- cmd/generate.lua: pgrun generate RUN "text" [--tokens=200] [--temperature=0.8] [--top_k=0] [--top_p=1] [--seed=0]
+-- The newest checkpoint of a run goes on from a text.  The model is what the run's recipe says.
+local c = require "pg.c"
+local checkpoint = require "pg.checkpoint"
+local fs = require "pg.fs"
+local generate = require "pg.generate"
+local json = require "pg.json"
+local recipe = require "pg.recipe"
+local run = require "pg.run"
+local train = require "pg.train"
+
+local options = { tokens = 200, temperature = 0.8, top_k = 0, top_p = 1, seed = 0 }
+
+local function usage(why)
+  io.stderr:write("pgrun generate: ", why, '\nusage: pgrun generate RUN "text" [--tokens=200] [--temperature=0.8] ',
+                  "[--top_k=0] [--top_p=1] [--seed=0]\n")
+  os.exit(2, true)
+end
+
+local function arguments(args)
+  local words, o = {}, {}
+  for k, v in pairs(options) do o[k] = v end
+  for _, a in ipairs(args) do
+    local name, value = a:match "^%-%-([%w_]+)=(.*)$"
+    if name then
+      if options[name] == nil then
+        local near = c.nearest(name, { "tokens", "temperature", "top_k", "top_p", "seed" })
+        usage(("unknown option --%s%s"):format(name, near and ", did you mean --" .. near .. "?" or ""))
+      end
+      o[name] = name == "seed" and value or tonumber(value) or usage(("--%s=%s is not a number"):format(name, value))
+    elseif a:find "^%-%-" then usage(a .. ": options are written --tokens=100")
+    else words[#words + 1] = a end
+  end
+  if #words ~= 2 then usage(("a run and a text are wanted, %d words given"):format(#words)) end
+  return words[1], words[2], o
+end
+
+-- The model of a run, with the numbers of its newest valid checkpoint.
+local function load_model(folder)
+  local file = folder .. "/recipe.json"
+  if not fs.exists(file) then c.fail("generate: %s is no run (no recipe.json in it)", folder) end
+  local written = json.read(file)
+  local text = fs.read(folder .. "/recipe.lua")
+  local chunk = assert(loadstring(text, "@" .. (written.recipe or "recipe.lua")))
+  local described = recipe.model(chunk(), written.args or {}, { path = written.recipe, text = text })
+  local model = train.model { model = described, seed = "0", recompute = "none" }
+  local newest = checkpoint.newest(folder, function(line) io.stderr:write(line, "\n") end)
+  checkpoint.load_model(newest, model.segments)
+  return model
+end
+
+local name, prompt, o = arguments { ... }
+local folder = run.folder(name)
+if not fs.is_dir(folder) and fs.is_dir(name) then folder = name end
+print(generate.text(load_model(folder), prompt, o))

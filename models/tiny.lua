@@ -1,7 +1,7 @@
 -- models/tiny.lua: a small Llama that learns to write like a text; two minutes on two cores.
 -- The text is data.text, by default the one that `make demo` fetches.
 return {
-  model  = require "models.llama" { blocks = 4, width = 128, heads = 4, vocab = 259, context = 128 },
+  model  = require "models.llama" { blocks = 4, width = 128, heads = 4, vocab = 259, context = 128, std = 0.05 },
   layout = { dp = "rest" },
   data   = { batch = 32, held_out = 0.1 }, -- sequences a step, over all ranks
   optim  = { "adamw", betas = { 0.9, 0.95 }, decay = 0.1, clip = 1.0,

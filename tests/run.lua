@@ -28,7 +28,9 @@ end
 
 local HERE = capture("pwd"):gsub("\n", "")
 local PGRUN = HERE .. "/" .. BUILD .. "/pgrun"
-local LOGS, SCRATCH = BUILD .. "/tests/log", HERE .. "/" .. BUILD .. "/tests/scratch"
+-- Named by process, so that two runners at a time do not share them.
+local OWN = capture("echo $PPID"):gsub("\n", "")
+local LOGS, SCRATCH = BUILD .. "/tests/log-" .. OWN, HERE .. "/" .. BUILD .. "/tests/scratch-" .. OWN
 
 local function read(path)
   local file = io.open(path, "rb")
@@ -175,7 +177,7 @@ end
 capture("mkdir -p " .. LOGS)
 if #tests == 0 then print(("no test's name contains %q"):format(PATTERN)) end
 for _, test in ipairs(tests) do run(test) end
-capture("rm -rf " .. quoted(SCRATCH))
+capture("rm -rf " .. quoted(SCRATCH) .. (total.failed == 0 and " " .. LOGS or ""))
 print(("%d passed, %d failed, %d skipped"):format(total.passed, total.failed, total.skipped))
 io.stdout:flush()
 os.exit((total.failed == 0 and #tests > 0) and 0 or 1)

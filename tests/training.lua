@@ -119,7 +119,7 @@ function training.compare()
       for _, key in ipairs { "loss", "grad_norm", "val_loss" } do
         local a, b = got[step][key], want[step][key]
         assert((a == nil) == (b == nil), ("%s, step %d: %s is missing"):format(name, step, key))
-        if a and not (math.abs(a - b) <= tolerance(key, step) * math.abs(b)) then
+        if a and (a ~= a or math.abs(a - b) > tolerance(key, step) * math.abs(b)) then
           error(("%s, step %d: %s is %.9g, in a single process %.9g"):format(name, step, key, a, b))
         end
       end

@@ -17,7 +17,8 @@ local function check_logits(last, n)
   if watch.nonfinite(last) == 0 then return end
   for _, x in ipairs(last:totable()) do
     if x ~= x or x == math.huge then
-      c.fail("generate: the model's logits are not numbers (%s) after %d tokens; its weights are spoilt", tostring(x), n)
+      c.fail("generate: the model's logits are not numbers (%s) after %d tokens; its weights are spoilt",
+             tostring(x), n)
     end
   end
 end

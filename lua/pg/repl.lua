@@ -195,7 +195,7 @@ function repl.describe(x)
     return describe_function(x), true
   elseif type(x) == "table" then
     local place, meta = rawget(x, "defined_at"), getmetatable(x)
-    if place then return describe_place(place, place.currentline) end -- a class of modules
+    if place then return describe_place(place, place.currentline), true end -- a class of modules
     if meta and type(meta.__call) == "function" then return describe_function(meta.__call), true end
     return describe_methods(x), true
   elseif type(x) ~= "string" then

@@ -156,6 +156,7 @@ function Trainer:gradients(batch)
     losses[i] = scope.run(self.micro, self, i, i == batch.micro and sending:hook() or nil)
   end
   sending:finish()
+  self.bad_gradient = sending.bad
   for i = 1, batch.micro do sum = sum + losses[i]:item() end
   return sum
 end
@@ -175,8 +176,14 @@ end
 
 -- End, on all ranks, where the loss is not finite: the first rank that has such a loss is named.
 function Trainer:stop_nonfinite(loss)
-  local mine = not finite(loss) and ("step %d, rank %d: the loss is %s; first bad tensor: %s; nothing was updated")
-    :format(self.state.step, mesh.rank(), tostring(loss), self:first_bad()) or nil
+  local mine
+  if not finite(loss) then
+    mine = ("step %d, rank %d: the loss is %s; first bad tensor: %s; nothing was updated")
+      :format(self.state.step, mesh.rank(), tostring(loss), self:first_bad())
+  elseif self.bad_gradient then
+    mine = ("step %d, rank %d: first bad gradient: %s; nothing was updated")
+      :format(self.state.step, mesh.rank(), self.bad_gradient)
+  end
   agree.fail(agree.first(mine) or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step))
 end
 
@@ -201,7 +208,7 @@ function Trainer:step()
   C.pg_mem_reset_peak()
   local batch = self:next_batch()
   local share = self:gradients(batch)
-  local told = mesh.dp:sum_numbers { share, host.stop_requested() and 1 or 0, finite(share) and 0 or 1 }
+  local told = mesh.dp:sum_numbers { share, host.stop_requested() and 1 or 0, (self.bad_gradient or not finite(share)) and 1 or 0 }
   if told[3] > 0 or not finite(told[1]) then self:stop_nonfinite(share) end
   self.stopping = told[2] > 0
   state.loss, state.tokens = told[1], state.tokens + batch.valid

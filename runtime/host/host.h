@@ -77,6 +77,8 @@ void host_load_source(lua_State *L, const host_source *s); /* leaves a function,
 int host_open_library(lua_State *L); /* package.preload["pg.host"] */
 pg_ranks host_ranks(void);           /* a world of one where the environment makes no sense */
 void host_library_options(const host_options *o);
+/* 1 if this host's first rank tells within `seconds` why it ends, with this message (NULL: any). */
+int host_first_failed(double seconds, const char *message);
 const char *host_script_path(void); /* the script being run, or NULL */
 void host_library_script(const char *path);
 

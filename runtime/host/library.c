@@ -45,20 +45,30 @@ static int signal_heard(lua_State *L) {
     return 0;
 }
 
-/* first_failed(seconds) -> boolean: wait until this host's first rank has told why it ends, or this
- * rank is asked to end; false when neither came in time. */
-static int first_failed(lua_State *L) {
-    double end = pg_time() + luaL_checknumber(L, 1);
-    int fd, seen = 0;
+static void nap_ms(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL); }
+
+int host_first_failed(double seconds, const char *message) {
+    double end = pg_time() + seconds;
+    int fd;
     pg_page_mine(); /* joins the block */
     void *map = pg_page_map(&fd);
     const pg_page *first = map ? pg_page_of(map, 0) : NULL;
-    while (!seen && pg_time() < end) {
-        seen = pg_interrupted() || (first && first->failure[0]);
-        if (!seen) nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    while (!pg_interrupted() && !(first && first->failure[0])) {
+        if (pg_time() >= end) return 0;
+        nap_ms(10);
     }
-    if (first && first->failure[0]) pg_status_fail(first->failure); /* later, so rank 0 is named */
-    lua_pushboolean(L, seen);
+    if (pg_interrupted()) return 1;
+    if (message && strncmp(first->failure, message, sizeof first->failure - 1)) return 0;
+    /* let it end first, so that the launcher tells of it and not of this rank */
+    for (int i = 0; i < 100 && !pg_page_dead(first) && !pg_interrupted(); i++) nap_ms(10);
+    nap_ms(100);
+    return 1;
+}
+
+/* first_failed(seconds) -> boolean: this host's first rank has told why it ends, or this rank is asked
+ * to end; false when neither came in time. */
+static int first_failed(lua_State *L) {
+    lua_pushboolean(L, host_first_failed(luaL_checknumber(L, 1), NULL));
     return 1;
 }
 

@@ -18,6 +18,8 @@
 
 /* ---- errors ---- */
 
+#define SAME_MISTAKE 0.3 /* seconds that rank 0 has to make the mistake of another rank as well */
+
 /* How many frames were there when the innermost host_call() began: those are ours, not the user's. */
 static int floor_frames;
 
@@ -94,6 +96,10 @@ int host_show_error(lua_State *L) {
     fflush(stdout);
     char first_line[1024];
     snprintf(first_line, sizeof first_line, "%.*s", (int)strcspn(message, "\n"), message);
+    if (who.rank && !sign && host_first_failed(SAME_MISTAKE, first_line)) { /* rank 0 tells it */
+        lua_pop(L, 1);
+        return HOST_FAILED;
+    }
     pg_status_fail(first_line);
     if (who.size == 1) fprintf(stderr, "pgrun: %s\n", message);
     else if (!sign) fprintf(stderr, "[rank %d] %s\n", who.rank, message);

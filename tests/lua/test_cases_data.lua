@@ -7,7 +7,7 @@ local equal, is_true, throws = check.equal, check.is_true, check.throws
 local tests = {}
 pg.step.block() -- lives as long as the process
 
-local folder = os.getenv "SCRATCH" or os.tmpname() .. ".d"
+local folder = (os.getenv "SCRATCH" or "build") .. "/cases"
 fs.mkdir(folder)
 local function file(name, text)
   local path = folder .. "/" .. name

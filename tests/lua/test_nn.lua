@@ -61,14 +61,14 @@ end
 
 function tests.test_fused_pieces_start_like_separate_ones()
   local Both = nn.class "Both"
-  function Both:init(fused)
-    if fused then self:add("", nn.Linear { inputs = 6, parts = { { "a", 4 }, { "b", 3 } } })
+  function Both:init(o)
+    if o.fused then self:add("", nn.Linear { inputs = 6, parts = { { "a", 4 }, { "b", 3 } } })
     else
       self:add("b", nn.Linear { inputs = 6, outputs = 3 }) -- in another order as well
       self:add("a", nn.Linear { inputs = 6, outputs = 4 })
     end
   end
-  equal(numbers(pg.build(Both(true))), numbers(pg.build(Both(false))))
+  equal(numbers(pg.build(Both { fused = true })), numbers(pg.build(Both {})))
 end
 
 function tests.test_seeds_and_spread()

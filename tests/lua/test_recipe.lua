@@ -29,7 +29,8 @@ end
 
 function tests.test_any_field_from_the_command_line()
   local r = resolve({}, "--model.blocks=4", "--optim.rate.peak=1e-4", "--steps=20", "--layout.dp=1",
-                    "--model.tied=true", "--save.every=5", "--optim.betas=0.8,0.9", "--data.held_out=0.25", "--recompute=block")
+                    "--model.tied=true", "--save.every=5", "--optim.betas=0.8,0.9", "--data.held_out=0.25",
+                    "--recompute=block")
   check.equal(r.model.blocks, 4)
   check.equal(r.optim.rate.peak, 1e-4)
   check.equal(r.steps, 20)

@@ -208,6 +208,11 @@ end
 function tests.test_reading_one_number()
   local x = pg.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
   equal(x:at(1, 2), 6)
+  for _, dtype in ipairs { "f64", "bf16", "f16", "i32", "i64", "u8" } do
+    equal(x:to(dtype):totable(), { 1, 2, 3, 4, 5, 6 })
+    equal(pg.tensor({ { 7 } }, dtype):item(), 7)
+  end
+  equal(pg.tensor({ 1.5, -0.25 }, "bf16"):totable(), { 1.5, -0.25 })
   throws_here(function() local _ = x:at(1) end, "at: 1 indices for [2,3] f32")
   throws_here(function() local _ = x:at(1, 3) end, "at: index 2 is 3, outside [0,3)")
   throws_here(function() local _ = x:item() end, "item: [2,3] f32 has 6 elements, not one")

@@ -112,6 +112,9 @@ function tests.test_a_rule_that_fails_names_its_op_and_leaves_the_tape_usable()
   check.throws(function() loss:backward() end,
     "^tests/lua/test_tape.lua:%d+: gradient of wrong: wrong: its gradient for input 1 is %[4%] f32, the input is %[3%]")
   check.throws(function() loss:backward() end, "was walked already")
+  local y = wrong(x)
+  check.throws(function() tape.backward({ y }, { pg.ones { 3 } }) end, "gradient of wrong")
+  check.throws(function() tape.backward({ y }, { pg.ones { 3 } }) end, "backward: wrong was walked already")
   x.grad = nil
   is_true(tape.enabled)
   pg.sum(pg.exp(x)):backward()
@@ -190,7 +193,7 @@ function tests.test_reshapes_hold_no_gradient_until_the_end()
   local peak
   pg.scope(function()
     local y = x
-    for _ = 1, 20 do y = pg.scale(pg.reshape(pg.reshape(y, { 2^9, 2^9 }), { 2^18 }), 1) end
+    for _ = 1, 20 do y = pg.add(y, pg.reshape(pg.reshape(y, { 2^9, 2^9 }), { 2^18 })) end
     local loss = pg.sum(y)
     local held = pg.memory().in_use
     require("pg.c").C.pg_mem_reset_peak()

@@ -16,6 +16,13 @@ fails("step 1, rank 1: the loss is nan", { loss = function(model, batch)
   return pg.scale(model:loss(batch), rank == 1 and 0 / 0 or 1)
 end }, "nan")
 
+-- Only rank 1 has a bad gradient under a finite loss; the sum would spread it.
+local explode = pg.op { name = "explode", forward = function(_, x) return x:clone() end,
+                        grad = function(_, dy) return pg.scale(dy, rank == 1 and 1 / 0 or 1) end }
+fails("step 1, rank 1: first bad gradient: ", { loss = function(model, batch)
+  return explode((model:loss(batch)))
+end }, "bad-gradient")
+
 -- Rank 0 cannot write: both stop, or both go on.
 local function full(state) if state.step == 2 and rank == 0 then c.C.pg_fs_fail_after(1) end end
 fails("No space left on device", { on_step = full, save = { every = 1 } }, "stops")

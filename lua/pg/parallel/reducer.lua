@@ -3,6 +3,7 @@
 -- a segment waits for its turn; what backward never filled counts as zero and is sent at the end.
 local same_weights = require "pg.parallel.same_weights"
 local mesh = require "pg.mesh"
+local watch = require "pg.watch"
 
 local reducer = {}
 local Reducer = {}
@@ -17,8 +18,19 @@ function reducer.new(segments)
   return r
 end
 
+-- A bad number spreads to all ranks with the sum, so the rank that made it is noted before: r.bad is the
+-- name of this rank's first gradient that is not finite.
+function Reducer:note_bad(s)
+  if self.bad or watch.nonfinite(s.grad) == 0 then return end
+  for _, piece in ipairs(s:pieces(s.grad)) do
+    if not self.bad and watch.nonfinite(piece.view) > 0 then self.bad = piece.name end
+    piece.view:free()
+  end
+end
+
 function Reducer:send(s)
   s:zero_unused()
+  self:note_bad(s)
   self.works[#self.works + 1] = self.axis:all_reduce(s.grad, "sum", true)
 end
 

@@ -1,0 +1,2 @@
+
+-- run as: pgrun tests/training.lua --run=./resumed --resume

@@ -93,7 +93,10 @@ function c.int64(x, what)
 end
 
 --- c.hash(text, seed) -> uint64_t.  The key of a named stream of random numbers.
-function c.hash(text, seed) return C.pg_hash(text, #text, seed or 0) end
+function c.hash(text, seed)
+  if type(text) ~= "string" then c.fail("a key of random numbers is a text, got %s", type(text)) end
+  return C.pg_hash(text, #text, seed or 0)
+end
 
 -- Edit distance, for "did you mean".
 local function distance(a, b)

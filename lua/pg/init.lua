@@ -24,7 +24,7 @@ local function load_tensors()
   for _, file in ipairs(op_files) do
     for name, f in pairs(require("pg.ops." .. file)) do
       if type(f) == "function" then
-        rawset(pg, name, f)
+        if not fields[name] and not modules[name] then rawset(pg, name, f) end -- pg.log has two sides, see log.lua
         if Tensor[name] == nil then Tensor[name] = f end
       end
     end
@@ -37,14 +37,14 @@ local function load_tensors()
   rawset(pg, "tensor", Tensor.from)
   --- pg.randn(shape, o), pg.rand(shape, o): o.seed (0), o.key ("randn"), o.dtype ("f32"), o.std, o.mean.
   rawset(pg, "randn", function(shape, o)
-    o = o or {}
+    o = c.keys(o or {}, { "seed", "key", "dtype", "std", "mean" }, "randn")
     local t = Tensor.empty(shape, o.dtype)
     c.check(c.C.pg_random_normal(t.raw, c.ffi.cast("uint64_t", c.int64(o.seed or 0, "randn: seed")),
                                  c.hash(o.key or "randn"), o.mean or 0, o.std or 1, 0, 0, 0))
     return t
   end)
   rawset(pg, "rand", function(shape, o)
-    o = o or {}
+    o = c.keys(o or {}, { "seed", "key", "dtype", "low", "high" }, "rand")
     local t = Tensor.empty(shape, o.dtype)
     c.check(c.C.pg_random_uniform(t.raw, c.ffi.cast("uint64_t", c.int64(o.seed or 0, "rand: seed")),
                                   c.hash(o.key or "rand"), o.low or 0, o.high or 1, 0, 0, 0))

@@ -67,8 +67,9 @@ function log.live(text)
 end
 
 --- pg.log{ step = 10, loss = 2.5, ... }: one tidy line of a plain script: step and loss first, then the
--- rest by name.
+-- rest by name.  pg.log(t), with a tensor, is the op of that name.
 function log.line(values)
+  if type(values) == "table" and values.is_tensor then return values:log() end
   if type(values) ~= "table" then c.fail("log: a table of values is wanted, got %s", type(values)) end
   local names = {}
   for name in pairs(values) do names[#names + 1] = tostring(name) end

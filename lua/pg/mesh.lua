@@ -2,6 +2,7 @@
 -- a host.  Each axis is a group of ranks; an axis of size one has no group and does nothing, so nobody
 -- above asks "am I parallel?".
 local c = require "pg.c"
+local host = require "pg.host"
 local C, ffi = c.C, c.ffi
 
 local mesh = {}
@@ -56,8 +57,9 @@ function mesh.build(layout)
     local axis = single(name)
     if sizes[i] > 1 then
       local slot = ffi.new "pg_comm *[1]"
+      host.waits_at()
       c.check(C.pg_comm_split(slot, mesh.world.comm, line_of(i, sizes, place), sizes[i], name))
-      axis.comm, axis.rank, axis.size = slot[0], place[i], sizes[i]
+      axis.comm, axis.rank, axis.size = ffi.gc(slot[0], C.pg_comm_free), place[i], sizes[i]
     end
     mesh[name] = axis
   end
@@ -74,14 +76,10 @@ end
 function mesh.rank() start() return mesh.world.rank end
 function mesh.size() start() return mesh.world.size end
 
--- The line that waits, for the reports of the launcher and of time limits.
-local function where(axis)
-  if axis.size > 1 then C.pg_status_where((c.position():gsub(": $", ""))) end
-end
-
 local slot = ffi.new "pg_work *[1]"
 
--- Handles of asynchronous collectives; the C side holds the tensors' storage meanwhile.
+-- Handles of asynchronous collectives; the C side holds the tensors' storage meanwhile.  A handle that is
+-- dropped without a wait costs nothing but the news of a failure.
 local Work = {}
 Work.__index = Work
 local no_work = setmetatable({}, Work)
@@ -89,8 +87,8 @@ local no_work = setmetatable({}, Work)
 --- work:wait(): until the collective is done; raises what went wrong.
 function Work:wait()
   if self.raw then
-    local raw = self.raw
-    self.raw = nil
+    local raw = ffi.gc(self.raw, nil)
+    self.raw, self.axis = nil, nil
     c.check(C.pg_work_wait(raw))
   end
 end
@@ -100,14 +98,15 @@ function Work:done() return not self.raw or c.check(C.pg_work_done(self.raw)) ==
 
 local function issue(axis, async, call, ...)
   if axis.size == 1 then return no_work end
-  where(axis)
+  host.waits_at() -- for the reports of the launcher and of time limits
   if not async then
     c.check(call(...))
     return no_work
   end
   slot[0] = nil
   c.check(call(...))
-  return setmetatable({ raw = slot[0] ~= nil and slot[0] or nil }, Work)
+  if slot[0] == nil then return no_work end
+  return setmetatable({ raw = ffi.gc(slot[0], C.pg_work_drop), axis = axis }, Work) -- the group must outlive it
 end
 
 local function handle(async) return async and slot or nil end
@@ -147,7 +146,7 @@ end
 --- axis:barrier(): no rank passes before all have come.
 function Axis:barrier()
   if self.size > 1 then
-    where(self)
+    host.waits_at()
     c.check(C.pg_barrier(self.comm))
   end
 end

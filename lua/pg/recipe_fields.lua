@@ -19,34 +19,34 @@ fields.top = {
   data      = { doc = "what it learns from", fields = {
     tokens   = { "string", nil, "token files (a glob)" },
     text     = { "string", nil, "a text file, read as bytes; default: pg.demo_text()" },
-    context  = { "integer", nil, "tokens in a sequence; default: the model's context" },
-    batch    = { "integer", nil, "sequences in a global step" },
-    held_out = { "number", 0, "last share of the data, kept for evaluation" },
+    context  = { "integer", nil, "tokens in a sequence; default: the model's context", low = 1 },
+    batch    = { "integer", nil, "sequences in a global step", low = 1 },
+    held_out = { "number", 0, "last share of the data, kept for evaluation", low = 0, below = 1 },
     seed     = { "seed", nil, "of the order; default: the recipe's seed" },
-    vocab    = { "integer", nil, "ids are below it; default: the model's vocabulary" },
+    vocab    = { "integer", nil, "ids are below it; default: the model's vocabulary", low = 1 },
     dtype    = { { "u8", "u16", "i32" }, nil, "of token files without a header" },
-    pad      = { "integer", nil, "an id whose targets do not count" } } },
-  micro     = { "integer", nil, "sequences in a micro-batch; default: a rank's share of the batch" },
+    pad      = { "integer", nil, "an id whose targets do not count", low = 0 } } },
+  micro     = { "integer", nil, "sequences in a micro-batch; default: a rank's share of the batch", low = 1 },
   recompute = { { "none", "block" }, "none", "what backward computes again instead of keeping it" },
   optim     = { "optim", nil, "{ \"adamw\" or \"sgd\", its settings }" },
-  steps     = { "integer", nil, "optimiser steps" },
+  steps     = { "integer", nil, "optimiser steps", low = 1 },
   seed      = { "seed", "0", "of initial values, dropout and the order of data" },
   save      = { doc = "checkpoints", optional = true, fields = {
-    every    = { "integer", 0, "steps between two; 0: none on the way" },
-    keep     = { "integer", 3, "the newest so many stay" },
+    every    = { "integer", 0, "steps between two; 0: none on the way", low = 0 },
+    keep     = { "integer", 3, "the newest so many stay", low = 1 },
     at_end   = { "boolean", true, "one after the last step" },
     on_error = { { "stop", "go on" }, "stop", "after a save that failed" } } },
   eval      = { doc = "loss on held-out data", optional = true, fields = {
-    every    = { "integer", 0, "steps between two; 0: only after the last step" },
+    every    = { "integer", 0, "steps between two; 0: only after the last step", low = 0 },
     tokens   = { "string", nil, "token files of their own; default: what data.held_out keeps" },
-    batches  = { "integer", nil, "at most so many global batches" } } },
+    batches  = { "integer", nil, "at most so many global batches", low = 1 } } },
   sample    = { doc = "text that the model writes", optional = true, fields = {
-    every    = { "integer", 0, "steps between two; 0: only after the last step" },
+    every    = { "integer", 0, "steps between two; 0: only after the last step", low = 0 },
     prompt   = { "string", "\n", "what it goes on from" },
-    tokens   = { "integer", 200, "how much" },
-    temperature = { "number", 0.8, "0: always the likeliest" } } },
+    tokens   = { "integer", 200, "how much", low = 0, high = 2^30 },
+    temperature = { "number", 0.8, "0: always the likeliest", low = 0 } } },
   log       = { doc = "lines", fields = {
-    every    = { "integer", nil, "steps between two; default: about 30 lines a run" } } },
+    every    = { "integer", nil, "steps between two; default: about 30 lines a run", low = 1 } } },
   loss      = { "function", nil, "function(model, batch) -> loss; default: model:loss(batch)" },
   on_step   = { "function", nil, "function(state), called after every step on every rank" },
 }
@@ -57,11 +57,12 @@ function fields.optimiser(name)
 end
 
 local function integer_or(word, value)
-  return value == word or (type(value) == "number" and value == math.floor(value) and value >= 1)
+  return value == word or (describe.fits(value, "integer") and value >= 1)
 end
 
---- fields.fault(value, kind) -> nil, or what the value must be ("an integer").
-function fields.fault(value, kind)
+--- fields.fault(value, entry) -> nil, or what the value of a field must be ("an integer", "at least 1").
+function fields.fault(value, entry)
+  local kind = entry[1]
   if kind == "seed" then return not pcall(c.int64, value, "seed") and "a 64-bit integer" or nil end
   if kind == "ranks" then return not integer_or("rest", value) and "a number of ranks, or \"rest\"" or nil end
   if kind == "model" then
@@ -69,8 +70,7 @@ function fields.fault(value, kind)
     return not fine and "a description such as llama{ blocks = 4 }, or a function that returns one" or nil
   end
   if kind == "optim" then return type(value) ~= "table" and "a table such as { \"adamw\", rate = 1e-3 }" or nil end
-  local fine, wants = describe.fits(value, kind)
-  return not fine and wants or nil
+  return describe.fault(value, entry)
 end
 
 --- fields.seed(value) -> its decimal digits: a seed of 64 bits as text, always written in one way.
@@ -80,7 +80,7 @@ end
 
 local function number(text)
   local value = tonumber(text)
-  if value and value == value then return value end
+  if value and value > -math.huge and value < math.huge then return value end
 end
 
 local read = {}

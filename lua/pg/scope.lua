@@ -8,6 +8,7 @@
 --   light   a module's call: only its temporaries
 --   loose   a turn of `for ... in data:steps()`: weak, so that a `break` leaves nothing behind.  Its
 --           lists have holes where the collector has been; new entries fill them, so they stay short
+local c = require "pg.c"
 local scope = {}
 
 local stack = {}        -- open scopes, innermost last
@@ -107,7 +108,10 @@ local function traced(message)
 end
 
 --- scope.run(f, ...) -> what f returns.  Tensors born in f die unless returned or kept.
-function scope.run(f, ...) return finish(scope.open "step", xpcall(f, traced, ...)) end
+function scope.run(f, ...)
+  if f == nil then c.fail("scope: a function is wanted, got nil") end
+  return finish(scope.open "step", xpcall(f, traced, ...))
+end
 
 --- scope.light(f, ...): the same around a module's call; records outlive it.
 function scope.light(f, ...) return finish(scope.open "light", xpcall(f, traced, ...)) end

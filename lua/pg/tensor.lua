@@ -20,6 +20,7 @@ local slot = ffi.new("pg_tensor *[1]")
 
 -- A shape -> its element count; the C dims buffer is filled on the way.
 local function fill_dims(shape)
+  if type(shape) ~= "table" then c.fail("a shape is a table of dims, such as { 2, 3 }; got %s", type(shape)) end
   local n = #shape
   if n > 8 then c.fail("a tensor has at most 8 dims, got %d", n) end
   local count = 1
@@ -78,23 +79,30 @@ end
 --- Tensor.like(t) -> empty of the same shape and dtype.
 function Tensor.like(t) return Tensor.empty(t.shape, t.dtype) end
 
+-- A shape with one dim -1 -> the same with that dim as large as what is left of t.
+local function complete(t, shape, first)
+  local open, known = nil, 1
+  for i = 1, type(shape) == "table" and #shape or 0 do
+    if shape[i] ~= -1 then known = known * c.int(shape[i], "view: a dim")
+    elseif open then c.fail("view: {%s} leaves two dims open; one may be -1", table.concat(shape, ","))
+    else open = i end
+  end
+  if not open then return shape end
+  local rest = (t.count - first) / known
+  if rest ~= math.floor(rest) or rest < 0 or known == 0 then
+    c.fail("view: %s does not divide into {%s}", t:describe(), table.concat(shape, ","))
+  end
+  shape = { unpack(shape) }
+  shape[open] = rest
+  return shape
+end
+
 --- t:view(shape, first) -> the same numbers under another shape, from element `first` (0) on.
 -- One dim may be -1: what is left.
 function Tensor.view(t, shape, first)
   t:alive()
-  first = first or 0
-  for i = 1, #shape do
-    if shape[i] == -1 then
-      local known = 1
-      for j = 1, #shape do if j ~= i then known = known * shape[j] end end
-      local rest = (t.count - first) / known
-      if rest ~= math.floor(rest) then
-        c.fail("view: %s does not divide into {%s}", t:describe(), table.concat(shape, ","))
-      end
-      shape = { unpack(shape) }
-      shape[i] = rest
-    end
-  end
+  first = c.int(first or 0, "view: the first element")
+  shape = complete(t, shape, first)
   local n, count = fill_dims(shape)
   c.check(C.pg_tensor_view(slot, t.raw, first, n, dims))
   return wrap(slot[0], shape, t.dtype, count)
@@ -198,6 +206,10 @@ end
 
 --- t:write(buffer, n): copy n elements (all) of a C array of the tensor's own type into it.
 function Tensor:write(buffer, n)
+  if type(buffer) ~= "cdata" and (type(buffer) ~= "string" or #buffer < (n or self.count) * sizes[self.dtype]) then
+    c.fail("write: %s wants a C array of %d bytes; pg.tensor makes a tensor of a table", self:describe(),
+           (n or self.count) * sizes[self.dtype])
+  end
   c.check(C.pg_tensor_write(self:alive().raw, 0, buffer, (n or self.count) * sizes[self.dtype]))
   return self
 end
@@ -205,25 +217,37 @@ end
 -- Shape of nested tables, flattened into `flat`.
 local function flatten(x, shape, level, flat)
   if type(x) ~= "table" then
+    if x == nil then
+      c.fail(level > 1 and "tensor: a row with a hole" or "tensor: a number or a table of numbers is wanted, got nil")
+    end
     if shape[level] ~= nil then c.fail("tensor: rows of different depth") end
     flat[#flat + 1], shape.closed = x, true
     return
   end
   if shape[level] == nil then
     if shape.closed then c.fail("tensor: rows of different depth") end
+    if level > 8 then c.fail("a tensor has at most 8 dims; the table is deeper") end
     shape[level] = #x
+  end
+  for k in pairs(x) do
+    if type(k) ~= "number" or k > #x then c.fail("tensor: a row with a hole or a name in it, at %s", tostring(k)) end
   end
   if shape[level] ~= #x then c.fail("tensor: rows of %d and %d elements", shape[level], #x) end
   for i = 1, #x do flatten(x[i], shape, level + 1, flat) end
   if #x > 0 then shape.closed = true end
 end
 
+-- An integer v that is exact as a double, and a dtype of integers.
+local function fits(v, dtype)
+  if dtype == "u8" then return v >= 0 and v <= 255 end
+  return dtype == "i64" or (v >= -2^31 and v < 2^31)
+end
+
 local function to_c(x, dtype, i)
   if dtype == "i64" then return c.int64(x, ("tensor: element %d"):format(i)) end
   if dtype == "i32" or dtype == "u8" then
     local v = tonumber(c.int64(x, ("tensor: element %d"):format(i)))
-    local low, high = dtype == "u8" and 0 or -2^31, dtype == "u8" and 255 or 2^31 - 1
-    if v < low or v > high then c.fail("tensor: element %d is %.0f, outside %s", i, v, dtype) end
+    if not fits(v, dtype) then c.fail("tensor: element %d is %.0f, outside %s", i, v, dtype) end
     return v
   end
   return tonumber(x) or c.fail("tensor: element %d is %s, not a number", i, type(x))
@@ -231,6 +255,9 @@ end
 
 --- Tensor.from(values, dtype) -> a tensor from a number or (nested) tables of numbers.
 function Tensor.from(values, dtype)
+  if type(values) == "table" and values.is_tensor then
+    c.fail("tensor: it is a tensor already; t:clone() and t:to(dtype) make others of it")
+  end
   dtype = dtype or "f32"
   if dtype == "bf16" or dtype == "f16" then return Tensor.from(values, "f32"):to(dtype) end
   local shape, flat = {}, {}
@@ -256,7 +283,10 @@ function Tensor:fill(value)
     if type(x) == "cdata" then
       c.fail("fill: value is %s: it travels as a double, exact only below 2^53; write it with pg.tensor", tostring(x))
     end
+    if not fits(x, self.dtype) then c.fail("fill: value is %.0f, outside %s", x, self.dtype) end
     value = x
+  elseif type(value) ~= "number" then
+    c.fail("fill: value is a %s, not a number", type(value))
   end
   c.check(C.pg_fill(self:alive().raw, value))
   return self
@@ -264,12 +294,16 @@ end
 
 --- t:copy_from(x) -> t.  The same count; casts.
 function Tensor:copy_from(x)
+  if type(x) ~= "table" or not x.is_tensor then c.fail("copy_from: a tensor is wanted, got %s", type(x)) end
   c.check(C.pg_copy(self:alive().raw, x:alive().raw))
   return self
 end
 
 --- t:to(dtype) -> a copy in another dtype (unknown to the tape; see ops.cast for the recorded one).
-function Tensor:to(dtype) return Tensor.empty(self.shape, dtype):copy_from(self) end
+function Tensor:to(dtype)
+  if dtype == nil then c.fail('to: a dtype is wanted, such as t:to "f64"') end
+  return Tensor.empty(self.shape, dtype):copy_from(self)
+end
 
 --- t:clone() -> a copy.
 function Tensor:clone() return Tensor.like(self):copy_from(self) end

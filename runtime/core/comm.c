@@ -19,6 +19,7 @@ struct pg_work {
     const pg_collective_ops *ops;
     void *ticket; /* NULL: it was done at once */
     pg_tensor *held[2];
+    pg_work *next; /* among the dropped */
 };
 
 /* The process's ranks; joined once. */
@@ -26,6 +27,7 @@ static struct {
     int joined;
     double limit; /* of pg_comm_timeout; 0: not called */
     pg_comm comm;
+    pg_work *dropped; /* that nobody waits for; perhaps still under way */
 } world;
 
 int pg_comm_init(void) {
@@ -110,12 +112,34 @@ static void drop_work(pg_work *w) {
     free(w);
 }
 
+/* Finalizers run at any time, also between an error and the reading of its text; so the dropped are
+ * only listed there, and freed when the next asynchronous call begins.  An error of theirs is told by
+ * the next call of the broken group. */
+void pg_work_drop(pg_work *w) {
+    if (!w) return;
+    w->next = world.dropped;
+    world.dropped = w;
+}
+
+static void free_dropped(void) {
+    for (pg_work **at = &world.dropped; *at;) {
+        pg_work *w = *at;
+        if (pg_work_done(w) == 0) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        pg_work_wait(w);
+    }
+}
+
 /* Where the caller wants it later, a work that holds out and in; else *w stays NULL. */
 static int begin(pg_work **w, pg_work **work, const char *op, const pg_tensor *out,
                  const pg_tensor *in) {
     *w = NULL;
     if (!work) return PG_OK;
     *work = NULL;
+    free_dropped();
     if (!(*w = calloc(1, sizeof **w))) return pg_fail(PG_ENOMEM, "%s: out of memory", op);
     int code = hold(&(*w)->held[0], out);
     if (code >= 0 && in) code = hold(&(*w)->held[1], in);

@@ -84,6 +84,24 @@ static int source(lua_State *L) {
     return 2;
 }
 
+/* waits_at(): note on the status page which line is about to wait: the first outside lua/pg, and where
+ * all of the work is ours (a recipe) the first outside mesh.lua.  In C because it stands before every
+ * collective: debug.getinfo costs 4 us there. */
+static int waits_at(lua_State *L) {
+    lua_Debug d;
+    char text[LUA_IDSIZE + 16] = "";
+    for (int level = 1; level < 60 && lua_getstack(L, level, &d); level++) {
+        lua_getinfo(L, "Sl", &d);
+        if (d.currentline <= 0) continue;
+        int ours = !strncmp(d.source, "@lua/pg/", 8) || strstr(d.source, "/lua/pg/");
+        if (ours && (*text || strstr(d.source, "lua/pg/mesh.lua"))) continue;
+        snprintf(text, sizeof text, "%s:%d", d.short_src, d.currentline);
+        if (!ours) break;
+    }
+    pg_status_where(text);
+    return 0;
+}
+
 static void add_name(const char *path, void *context) {
     lua_State *L = context;
     lua_pushstring(L, path);
@@ -130,6 +148,7 @@ static int open_host(lua_State *L) {
                                          {"source", source},
                                          {"list", list},
                                          {"first_failed", first_failed},
+                                         {"waits_at", waits_at},
                                          {NULL, NULL}};
     lua_newtable(L);
     for (const luaL_Reg *f = functions; f->name; f++)

@@ -140,7 +140,11 @@ end
 
 function tests.test_the_id_that_is_too_large_is_told_with_its_place() -- C12
   local path = file("ids.bin", u16(1, 2, 3, 259, 5, 6, 7, 8, 9))
-  local function first(o) for _, b in pg.data.tokens(path, o):steps(1) do return b.tokens:totable() end end
+  local function first(o)
+    local ids
+    for _, b in pg.data.tokens(path, o):steps(1) do ids = b.tokens:totable() end
+    return ids
+  end
   local message = throws(function() first { context = 4, batch = 2, vocab = 259 } end, "ids.bin")
   is_true(message:find("token 3 (byte 6) has id 259; ids go from 0 to 258", 1, true) ~= nil, message)
   equal(#first { context = 4, batch = 2, vocab = 260 }, 8)

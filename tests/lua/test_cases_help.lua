@@ -68,7 +68,7 @@ function tests.test_the_recipe_of_the_page_trains()
   local line = pg.json.decode((fs.read(folder .. "/metrics.jsonl"):match "[^\n]+"))
   local row = pages.runs:match "| `metrics.jsonl` | an object a step: ([^|]+), val_loss"
   for name in row:gmatch "[%w_]+" do
-    is_true(line[name] ~= nil or name:find "^mfu_" ~= nil, "runs.md tells of " .. name .. ", metrics.jsonl does not have it")
+    is_true(line[name] ~= nil or name:find "^mfu_" ~= nil, "runs.md tells of " .. name .. ", no line has it")
   end
   fs.remove(folder)
 end

@@ -9,6 +9,13 @@ local tape = require "pg.tape"
 
 local layers = {}
 
+-- The sizes that a layer cannot do without.
+local function need(o, what, ...)
+  for _, key in ipairs { ... } do
+    c.within(o[key] or c.fail("%s: %s is missing", what, key), what .. "." .. key, 1)
+  end
+end
+
 -- Rows of the weight by name: parts = { { "q_proj", 128 }, ... } become pieces q_proj.weight, ...
 local function pieces(parts, what)
   if not parts then return nil end
@@ -22,6 +29,7 @@ end
 layers.Linear = Module.class "Linear"
 function layers.Linear:init(o)
   c.keys(o, { "inputs", "outputs", "bias", "std", "activation", "parts" }, "Linear")
+  need(o, "Linear", "inputs", not o.parts and "outputs" or nil)
   local outputs = o.outputs
   if o.parts then
     outputs = 0
@@ -40,6 +48,7 @@ function layers.Linear:forward(x) return matmul.linear(x, self.weight, self.bias
 layers.Embedding = Module.class "Embedding"
 function layers.Embedding:init(o)
   c.keys(o, { "entries", "width", "std" }, "Embedding")
+  need(o, "Embedding", "entries", "width")
   self.weight = self:param("weight", { o.entries, o.width }, { init = { "normal", o.std or 0.02 }, split = 1 })
 end
 function layers.Embedding:forward(ids) return loss.embedding(self.weight, ids) end
@@ -48,6 +57,7 @@ function layers.Embedding:forward(ids) return loss.embedding(self.weight, ids) e
 layers.RMSNorm = Module.class "RMSNorm"
 function layers.RMSNorm:init(o)
   c.keys(o, { "width", "eps" }, "RMSNorm")
+  need(o, "RMSNorm", "width")
   self.eps = o.eps or 1e-5
   self.weight = self:param("weight", { o.width }, { init = { "ones" } })
 end
@@ -57,6 +67,7 @@ function layers.RMSNorm:forward(x) return norm.rmsnorm(x, self.weight, self.eps)
 layers.LayerNorm = Module.class "LayerNorm"
 function layers.LayerNorm:init(o)
   c.keys(o, { "width", "eps", "bias" }, "LayerNorm")
+  need(o, "LayerNorm", "width")
   self.eps = o.eps or 1e-5
   self.weight = self:param("weight", { o.width }, { init = { "ones" } })
   if o.bias ~= false then self.bias = self:param("bias", { o.width }, { init = { "zeros" } }) end
@@ -68,6 +79,9 @@ function layers.LayerNorm:forward(x) return norm.layernorm(x, self.weight, self.
 layers.Dropout = Module.class "Dropout"
 function layers.Dropout:init(o)
   c.keys(o, { "p", "name" }, "Dropout")
+  if type(o.p) ~= "number" or not (o.p >= 0 and o.p < 1) then
+    c.fail("Dropout: p is %s, outside [0,1)", tostring(o.p))
+  end
   self.p, self.key = o.p, c.hash("dropout " .. (o.name or c.fail "Dropout: it needs a name of its own"))
 end
 function layers.Dropout:forward(x)

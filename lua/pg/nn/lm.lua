@@ -41,8 +41,8 @@ end
 --- model:loss(batch) -> loss, a tensor of one number: the mean over valid targets.
 -- batch.tokens, batch.targets [B,T]; targets equal to batch.ignore (-100) do not count.  A batch of
 -- pg.data carries the step block, so that the mean is over all valid targets of the global batch however
--- they fall over ranks; a batch of your own is averaged over the ranks.  batch.share = true leaves the
--- value as this rank's share (the trainer sums it itself).
+-- they fall over ranks; a batch of your own is averaged over the ranks by its valid targets.
+-- batch.share = true leaves the value as this rank's share (the trainer sums it itself).
 function lm.LM:loss(batch)
   if type(batch) ~= "table" or not batch.tokens or not batch.targets then
     c.fail("model:loss: a batch is a table with tokens and targets, as pg.data gives it")
@@ -52,7 +52,11 @@ function lm.LM:loss(batch)
   if batch.share then return loss, valid end
   local dp = mesh.ready().dp
   if dp.size == 1 then return loss, valid end
-  if not batch.step then loss = elementwise.scale(loss, 1 / dp.size) end
+  if not batch.step then
+    local mine = valid:item()
+    local all = dp:sum_numbers { mine }[1]
+    loss = elementwise.scale(loss, all > 0 and mine / all or 0)
+  end
   return comm.sum_values(loss, dp), valid
 end
 

@@ -13,7 +13,18 @@ local C = c.C
 local Optimizer = {}
 Optimizer.__index = Optimizer
 
+local function check_settings(o)
+  local betas = o.betas
+  if betas and not (#betas == 2 and type(betas[1]) == "number" and type(betas[2]) == "number") then
+    c.fail("optim.betas: two numbers are wanted, such as { 0.9, 0.95 }")
+  end
+  if o.decay < 0 or o.decay ~= o.decay then c.fail("optim.decay is %g; it must be 0 or more", o.decay) end
+end
+
 local function segments_of(parameters)
+  if type(parameters) ~= "table" then
+    c.fail("optim: parameters are wanted, as model:parameters() gives them; got %s", type(parameters))
+  end
   local list, seen, listed = {}, {}, {}
   for _, p in ipairs(parameters) do
     listed[p] = true
@@ -39,6 +50,7 @@ end
 -- the caller's self.moments.
 function Optimizer.setup(self, parameters, settings, run)
   self.segments = segments_of(parameters)
+  check_settings(settings)
   self.settings = settings
   self.rate = rate.build(settings.rate, run)
   self.run = run or {}
@@ -65,6 +77,7 @@ end
 
 --- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
 function Optimizer:swap(settings, run)
+  check_settings(settings)
   self.settings, self.run = settings, run or self.run
   self.rate = rate.build(settings.rate, self.run)
   for _, s in ipairs(self.segments) do self:lay_runs(s) end
@@ -104,8 +117,8 @@ function Optimizer:step(o)
   end
   local number = self.steps + 1
   local now = self.rate(o and o.state or { step = number, steps = self.run.steps, tokens = self.run.tokens })
-  if type(now) ~= "number" or now ~= now then
-    c.fail("rate: at step %d it is %s, not a number", number, tostring(now))
+  if type(now) ~= "number" or not (now >= 0 and now < math.huge) then
+    c.fail("rate: at step %d it is %s, not a number of 0 or more", number, tostring(now))
   end
   self:measure()
   step.set(self:corrections(number, now))

@@ -3,15 +3,15 @@
 local nn = pg.nn
 
 local schema = {
-  blocks  = { "integer", 12, "number of blocks" },
-  width   = { "integer", 768, "width of the residual stream" },
-  heads   = { "integer", 12, "attention heads" },
-  vocab   = { "integer", 50257, "vocabulary" },
-  context = { "integer", 1024, "longest sequence" },
-  dropout = { "number", 0, "of embeddings, attention and residuals" },
+  blocks  = { "integer", 12, "number of blocks", low = 1, high = 1e5 },
+  width   = { "integer", 768, "width of the residual stream", low = 1 },
+  heads   = { "integer", 12, "attention heads", low = 1 },
+  vocab   = { "integer", 50257, "vocabulary", low = 1 },
+  context = { "integer", 1024, "longest sequence", low = 1 },
+  dropout = { "number", 0, "of embeddings, attention and residuals", low = 0, below = 1 },
   tied    = { "boolean", true, "the head is the embedding" },
-  eps     = { "number", 1e-5, "of the norms" },
-  std     = { "number", 0.02, "of initial weights" },
+  eps     = { "number", 1e-5, "of the norms", low = 0 },
+  std     = { "number", 0.02, "of initial weights", low = 0 },
 }
 
 local sizes = {

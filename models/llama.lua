@@ -3,17 +3,17 @@
 local nn = pg.nn
 
 local schema = {
-  blocks   = { "integer", 4, "number of blocks" },
-  width    = { "integer", 128, "width of the residual stream" },
-  heads    = { "integer", 4, "attention heads" },
-  kv_heads = { "integer", nil, "key and value heads; default: heads" },
-  ffn      = { "integer", nil, "hidden width of the MLP; default: 8/3 width rounded up to a multiple of 8" },
-  vocab    = { "integer", 259, "vocabulary" },
-  context  = { "integer", 128, "longest sequence" },
+  blocks   = { "integer", 4, "number of blocks", low = 1, high = 1e5 },
+  width    = { "integer", 128, "width of the residual stream", low = 1 },
+  heads    = { "integer", 4, "attention heads", low = 1 },
+  kv_heads = { "integer", nil, "key and value heads; default: heads", low = 1 },
+  ffn      = { "integer", nil, "hidden width of the MLP; default: 8/3 width rounded up to a multiple of 8", low = 1 },
+  vocab    = { "integer", 259, "vocabulary", low = 1 },
+  context  = { "integer", 128, "longest sequence", low = 1 },
   tied     = { "boolean", false, "the head is the embedding" },
   theta    = { "number", 10000, "base of the rotary angles" },
-  eps      = { "number", 1e-5, "of the norms" },
-  std      = { "number", 0.02, "of initial weights" },
+  eps      = { "number", 1e-5, "of the norms", low = 0 },
+  std      = { "number", 0.02, "of initial weights", low = 0 },
 }
 
 local sizes = {

@@ -9,7 +9,7 @@ local c = { C = C, ffi = ffi, NULL = nil }
 
 -- Frames of these chunks are ours; a message points at the first frame that is none of them.
 local function is_ours(source)
-  return source:find("^@lua/pg/") or source:find("/lua/pg/", 1, true) or source:sub(1, 1) == "="
+  return source:find("^@lua/pg/") or source:find("/lua/pg/", 1, true) or source == "=[C]"
 end
 
 --- c.position() -> "models/tiny.lua:14: ", or "" where no user frame is on the stack.

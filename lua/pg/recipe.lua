@@ -31,14 +31,28 @@ local function line_of(text, path)
   return found and number or nil
 end
 
+-- The option that a mistake of field `path` comes from: the one that set the field, or something in it, or the
+-- field that the message begins with.
+local function option_of(info, path, message)
+  local given = info.given or {}
+  if info.option or given[path] then return info.option or given[path] end
+  local named = message:match "^[%a_.]+"
+  if named and given[named] then return given[named] end
+  for name, option in pairs(given) do
+    if name:sub(1, #path + 1) == path .. "." then return option end
+  end
+end
+
 --- recipe.fail(info, path, format, ...): raise a mistake of field `path`, at its line of the recipe or
 -- with the option that set it.
 function recipe.fail(info, path, format, ...)
   local message = select("#", ...) > 0 and format:format(...) or format
-  local option = info.option or info.given and info.given[path]
+  local option = option_of(info, path, message)
   if option then agree.fail(option .. ": " .. message) end
   local line = info.text and line_of(info.text, path)
-  agree.fail(("%s%s: %s"):format(info.path or "recipe", line and ":" .. line or "", message))
+  local place = (info.path or "recipe") .. (line and ":" .. line or "") .. ": "
+  if message:sub(1, #place) == place then place = "" end -- raised at that line
+  agree.fail(place .. message)
 end
 
 --- recipe.guard(info, path, f, ...) -> what f returns; its errors become mistakes of field `path`.
@@ -62,7 +76,7 @@ local function unknown(info, path, key, schema)
               table.concat(known, ", "))
 end
 
-local function show(value) return type(value) == "string" and ('"%s"'):format(value) or tostring(value) end
+local show = describe.show
 
 -- ---- the command line ----
 
@@ -72,7 +86,7 @@ function recipe.arguments(args)
   for _, option in ipairs(args or {}) do
     local name, text = option:match "^%-%-([%w_.]+)=(.*)$"
     if not name and option == "--resume" then name, text = "resume", "" end
-    if not name then
+    if not name or ("." .. name .. "."):find("..", 1, true) then
       agree.fail(("%s: fields are set as --optim.clip=1, and a run as --run=NAME, --resume or --resume=RUN")
                  :format(option))
     end
@@ -107,8 +121,8 @@ local function set_value(info, owner, part, entry, path, text)
   end
   local value = fields.parse(text, entry[1])
   local wants
-  if value == nil then wants = fields.fault(text, entry[1]) or "given in the file"
-  else wants = fields.fault(value, entry[1]) end
+  if value == nil then wants = fields.fault(text, entry) or "given in the file"
+  else wants = fields.fault(value, entry) end
   if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(text), wants) end
   owner[part] = value
 end
@@ -141,10 +155,12 @@ end
 -- ---- the table ----
 
 -- A copy that the command line may write into; descriptions stay descriptions.
-local function copy(value)
+local function copy(value, depth)
   if type(value) ~= "table" or value.is_module or value.is_tensor then return value end
+  depth = (depth or 0) + 1
+  if depth > 50 then agree.fail "recipe: a table that is deeper than 50 levels; does it hold itself?" end
   local out = {}
-  for k, v in pairs(value) do out[k] = copy(v) end
+  for k, v in pairs(value) do out[k] = copy(v, depth) end
   return setmetatable(out, getmetatable(value))
 end
 
@@ -168,7 +184,7 @@ function check_fields(info, values, schema, prefix)
       end
       check_fields(info, value, entry.fields, path .. ".")
     elseif value ~= nil then
-      local wants = fields.fault(value, entry[1])
+      local wants = fields.fault(value, entry)
       if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(value), wants) end
       if entry[1] == "seed" then values[key] = fields.seed(value) end
       if describe.is(value) then check_fields(info, value, describe.schema(value), path .. ".") end
@@ -185,14 +201,6 @@ local function check_optim(info, optim)
   optim[1] = nil
   check_fields(info, optim, schema, "optim.")
   optim[1] = name
-end
-
-local function at_least(info, settings, path, low)
-  local value = settings
-  for part in path:gmatch "[^.]+" do value = value and value[part] end
-  if value ~= nil and value < low then
-    recipe.fail(info, path, "%s is %s; it must be at least %d", path, show(value), low)
-  end
 end
 
 local function need(info, value, path, what)
@@ -245,9 +253,6 @@ local function check_data(info, r)
   if not (r.data.tokens or r.data.text) then
     r.data.text = recipe.guard(info, "data", function() return pg.demo_text() end)
   end
-  if r.data.held_out < 0 or r.data.held_out >= 1 then
-    recipe.fail(info, "data.held_out", "data.held_out is %g; it must be at least 0 and below 1", r.data.held_out)
-  end
   if r.eval and not r.eval.tokens and r.data.held_out == 0 then
     recipe.fail(info, "eval", "eval has nothing to look at; set data.held_out = 0.1, or eval.tokens to other files")
   end
@@ -261,6 +266,10 @@ end
 -- info: path and text of the recipe, for messages.
 function recipe.resolve(given, overrides, info)
   info.given = info.given or {}
+  local what = given.is_tensor and "a tensor" or given.is_module and "a module" or describe.is(given) and "a description"
+  if what then
+    recipe.fail(info, "", "it returns %s; a recipe is a table such as { model = ..., data = ..., steps = 100 }", what)
+  end
   local r = copy(given)
   for key in pairs(r) do
     if not fields.top[key] then unknown(info, tostring(key), key, fields.top) end
@@ -278,12 +287,6 @@ function recipe.resolve(given, overrides, info)
   need(info, r.data.batch, "data.batch", "sequences in a global step")
   check_optim(info, r.optim)
   r.data.seed = r.data.seed or r.seed
-  for _, path in ipairs { "steps", "micro", "data.batch", "data.context", "save.keep", "eval.batches", "log.every" } do
-    at_least(info, r, path, 1)
-  end
-  for _, path in ipairs { "save.every", "eval.every", "sample.every", "sample.tokens", "sample.temperature" } do
-    at_least(info, r, path, 0)
-  end
   check_possible(info, r)
   check_data(info, r)
   check_shares(info, r)

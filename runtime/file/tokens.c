@@ -45,7 +45,8 @@ static int read_header(tokens_file *f, int32_t magic) {
 }
 
 static int recognise(tokens_file *f, int dtype) {
-    int32_t magic = f->bytes >= 4 ? int32_at(f->map, 0) : 0;
+    /* No format has a header before bytes, and a text may begin with any four of them. */
+    int32_t magic = f->bytes >= 4 && dtype != PG_U8 ? int32_at(f->map, 0) : 0;
     if (f->bytes == 0) return pg_fail(PG_EIO, "tokens: %s is empty (0 bytes)", f->path);
     if (magic == TOKENS_MAGIC_EVAL)
         return pg_fail(PG_EIO,

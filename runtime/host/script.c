@@ -31,7 +31,7 @@ static int count_frames(lua_State *L) {
 }
 
 /* Append "\n    models/x.lua:14: in function 'loss'" for each Lua frame outside lua/pg. */
-static void add_frames(lua_State *L, luaL_Buffer *text) {
+static void add_frames(lua_State *L, luaL_Buffer *text, int about_us) {
     const char *all = getenv("PG_TRACEBACK");
     int hide = !(all && *all && strcmp(all, "0")), hidden = 0, shown = 0;
     lua_Debug d;
@@ -56,7 +56,8 @@ static void add_frames(lua_State *L, luaL_Buffer *text) {
         luaL_addstring(text, line);
         shown++;
     }
-    if (!hidden) return;
+    /* With no frame of the user's to show, only a fault of our own asks for more. */
+    if (!hidden || (!shown && !about_us)) return;
     snprintf(line, sizeof line, "\n    (%d more in lua/pg; PG_TRACEBACK=1 shows them)", hidden);
     luaL_addstring(text, line);
 }
@@ -71,7 +72,7 @@ static int explain(lua_State *L) {
     luaL_Buffer text;
     luaL_buffinit(L, &text);
     luaL_addstring(&text, message ? message : "an error whose __tostring gives no string");
-    add_frames(L, &text);
+    add_frames(L, &text, message && !strncmp(message, "lua/pg/", 7));
     luaL_pushresult(&text);
     return 1;
 }

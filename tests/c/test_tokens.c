@@ -37,7 +37,7 @@ static void test_both_formats_of_llmc(void **state) {
     memcpy(header, text, 1024);
     assert_true(header[0] == 20240520 && header[1] == 1 && header[2] == 5 && header[3] == 0);
     assert_memory_equal(text + 1024, "\5\0\x50\xc4\0\0\xff\xff\7\0", 10);
-    pg_tokens *s = opened(in_folder("w.bin"), PG_U8, 0); /* the header outweighs the dtype */
+    pg_tokens *s = opened(in_folder("w.bin"), PG_I32, 0); /* the header outweighs the dtype */
     ids_are(s, 0, 5, ids);
     pg_tokens_close(s);
 

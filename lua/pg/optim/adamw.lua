@@ -9,11 +9,11 @@ local AdamW = setmetatable({ moments = { "exp_avg", "exp_avg_sq" } }, { __index 
 AdamW.__index = AdamW
 
 local schema = {
-  rate  = { "any", 1e-3, "a number, pg.rate.NAME{...} or a function of state" },
-  betas = { "table", { 0.9, 0.999 }, "decay of the moments" },
-  eps   = { "number", 1e-8, "added to the root" },
+  rate  = { "any", 1e-3, "a number, pg.rate.NAME{...} or a function of state", low = 0 },
+  betas = { "table", { 0.9, 0.999 }, "decay of the moments", low = 0, below = 1 },
+  eps   = { "number", 1e-8, "added to the root", low = 0 },
   decay = { "number", 0, "weight decay, decoupled; not on norms and biases" },
-  clip  = { "number", 0, "largest gradient norm; 0: no clipping" },
+  clip  = { "number", 0, "largest gradient norm; 0: no clipping", low = 0 },
 }
 
 function AdamW:corrections(number, rate)

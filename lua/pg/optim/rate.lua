@@ -9,12 +9,12 @@ local describe = require "pg.describe"
 local rate = {}
 
 local schema = {
-  peak   = { "number", nil, "highest rate" },
-  warmup = { "integer", 0, "steps of linear warm-up" },
-  steps  = { "integer", nil, "where the schedule ends; default: the run's steps" },
-  floor  = { "number", 0.1, "lowest rate, as a share of the peak" },
-  decay  = { "number", 0.2, "wsd: the last share of the steps, over which the rate falls" },
-  base   = { "integer", nil, "batch size that the peak was chosen for; the peak is scaled by batch / base" },
+  peak   = { "number", nil, "highest rate", low = 0 },
+  warmup = { "integer", 0, "steps of linear warm-up", low = 0 },
+  steps  = { "integer", nil, "where the schedule ends; default: the run's steps", low = 1 },
+  floor  = { "number", 0.1, "lowest rate, as a share of the peak", low = 0, high = 1 },
+  decay  = { "number", 0.2, "wsd: the last share of the steps, over which the rate falls", low = 0, high = 1 },
+  base   = { "integer", nil, "batch size that the peak was chosen for; the peak is scaled by batch / base", low = 1 },
 }
 
 -- Share of the way through the part after warm-up: 0 at its start, 1 at the last step.
@@ -47,7 +47,6 @@ for name, shape in pairs(shapes) do
   rate[name] = describe.new("rate." .. name, schema, function(s, run)
     run = run or {}
     if not s.peak then c.fail("rate.%s: peak is missing; the highest rate", name) end
-    if s.warmup < 0 then c.fail("rate.%s: warmup is %d, below 0", name, s.warmup) end
     s.steps = s.steps or run.steps
     if not s.steps and name ~= "constant" and name ~= "inverse_sqrt" then
       c.fail("rate.%s: steps is missing; how many steps the schedule has", name)

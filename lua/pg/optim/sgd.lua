@@ -9,12 +9,12 @@ local SGD = setmetatable({ moments = { "momentum_buffer" } }, { __index = Optimi
 SGD.__index = SGD
 
 local schema = {
-  rate      = { "any", 1e-2, "a number, pg.rate.NAME{...} or a function of state" },
-  momentum  = { "number", 0, "share of the last step's direction that is kept" },
+  rate      = { "any", 1e-2, "a number, pg.rate.NAME{...} or a function of state", low = 0 },
+  momentum  = { "number", 0, "share of the last step's direction that is kept", low = 0 },
   dampening = { "number", 0, "share of the gradient left out of the momentum" },
   nesterov  = { "boolean", false, "look ahead along the momentum" },
   decay     = { "number", 0, "weight decay, added to the gradient; not on norms and biases" },
-  clip      = { "number", 0, "largest gradient norm; 0: no clipping" },
+  clip      = { "number", 0, "largest gradient norm; 0: no clipping", low = 0 },
 }
 
 function SGD.corrections(_, _, rate) return { RATE = rate, BIAS1 = 1, BIAS2 = 1 } end

@@ -5,9 +5,9 @@
 #include "cpu.h"
 #include "philox.h"
 
-/* Query rows of one block: large enough for the products, small enough that a causal block wastes
- * little above the diagonal. */
-#define BLOCK 64
+/* Query rows whose sums stay in registers together.  With two vectors of columns these are eight
+ * sums, as many as it takes to keep two multiplying units of four cycles busy. */
+#define ROWS 4
 
 /* Keys that row `row` of sample b may see: the first `seen` ones. */
 static inline int64_t attention_seen(const pg_attn_args *a, int64_t b, int64_t row) {

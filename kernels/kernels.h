@@ -58,6 +58,8 @@ typedef struct pg_kernels {
                    pg_index_map map, int add, int dtype, pg_stream s);
     /* matmul */
     int (*gemm)(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s);
+    const char *(*gemm_choices)(void);      /* NULL, as gemm_adopt, where nothing is chosen */
+    int (*gemm_adopt)(const char *text);
     /* norms: x [n,d]; dw, db want scratch */
     int (*rmsnorm)(void *y, void *rstd, const void *x, const void *w, double eps, int64_t n,
                    int64_t d, int dtype, pg_stream s);

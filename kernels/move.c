@@ -5,6 +5,7 @@
  * square tiles over the two dims that are contiguous in one of them, so each cache line is used up
  * while it is there. */
 #include "cpu.h"
+#include "permute.h"
 #include "vecmath.h"
 
 #define TILE 32 /* 32 x 32 doubles: 8 KiB a side */
@@ -40,51 +41,14 @@ int cpu_move(void *y, const void *x, int64_t outer, int64_t ny, int64_t y0, int6
     return PG_OK;
 }
 
-/* The dims of y, slowest first, with the steps that one of each makes in x and in y. */
-typedef struct {
-    int n;
-    int64_t size[PG_MAX_DIMS], x[PG_MAX_DIMS], y[PG_MAX_DIMS];
-} walk;
-
-static walk plan(int ndim, const int64_t *dims_x, const int32_t *order) {
-    walk w = {0};
-    int64_t steps_x[PG_MAX_DIMS], step = 1;
-    for (int i = ndim - 1; i >= 0; step *= dims_x[i--]) steps_x[i] = step;
-    for (int i = 0; i < ndim; i++) {
-        int64_t size = dims_x[order[i]], in_x = steps_x[order[i]];
-        if (size == 1) continue;
-        if (w.n && w.x[w.n - 1] == size * in_x) { /* still neighbours: one dim */
-            w.size[w.n - 1] *= size;
-            w.x[w.n - 1] = in_x;
-        } else {
-            w.size[w.n] = size;
-            w.x[w.n++] = in_x;
-        }
-    }
-    if (!w.n) w.size[0] = w.x[0] = w.n = 1;
-    step = 1;
-    for (int i = w.n - 1; i >= 0; step *= w.size[i--]) w.y[i] = step;
-    return w;
-}
-
-/* Where job `index` of the dims other than a and b starts. */
-static void start_of(const walk *w, int64_t index, int a, int b, int64_t *x, int64_t *y) {
-    *x = *y = 0;
-    for (int i = w->n - 1; i >= 0; i--) {
-        if (i == a || i == b) continue;
-        *x += index % w->size[i] * w->x[i];
-        *y += index % w->size[i] * w->y[i];
-        index /= w->size[i];
-    }
-}
-
-static int permute_rows(char *y, const char *x, const walk *w, int64_t count, int add, int dtype) {
+static int permute_rows(char *y, const char *x, const pg_walk *w, int64_t count, int add,
+                        int dtype) {
     int last = w->n - 1;
     int64_t length = w->size[last], rows = count / length, size = pg_dtype_size(dtype);
 #pragma omp parallel for schedule(static) if (count >= CPU_MANY)
     for (int64_t row = 0; row < rows; row++) {
         int64_t from, to;
-        start_of(w, row, last, last, &from, &to);
+        pg_walk_start(w, row, last, last, &from, &to);
         move_run(y + to * size, x + from * size, length, add, dtype);
     }
     return PG_OK;
@@ -119,7 +83,7 @@ static tile_function tile_for(int add, int dtype) {
 }
 
 /* Dim a is contiguous in x, the last dim b in y. */
-static int permute_tiles(char *y, const char *x, const walk *w, int a, int64_t count, int add,
+static int permute_tiles(char *y, const char *x, const pg_walk *w, int a, int64_t count, int add,
                          int dtype) {
     int b = w->n - 1;
     int64_t size = pg_dtype_size(dtype), na = w->size[a], nb = w->size[b];
@@ -129,7 +93,7 @@ static int permute_tiles(char *y, const char *x, const walk *w, int a, int64_t c
 #pragma omp parallel for schedule(static) if (count >= CPU_MANY)
     for (int64_t job = 0; job < jobs; job++) {
         int64_t j = job % tiles_b * TILE, i = job / tiles_b % tiles_a * TILE, from, to;
-        start_of(w, job / (tiles_a * tiles_b), a, b, &from, &to);
+        pg_walk_start(w, job / (tiles_a * tiles_b), a, b, &from, &to);
         from += i + j * w->x[b];
         to += i * w->y[a] + j;
         tile(y + to * size, x + from * size, pg_min64(TILE, na - i), pg_min64(TILE, nb - j),
@@ -145,7 +109,7 @@ int cpu_permute(void *y, const void *x, int ndim, const int64_t *dims_x, const i
     int64_t count = 1;
     for (int i = 0; i < ndim; i++) count *= dims_x[i];
     if (!count) return PG_OK;
-    walk w = plan(ndim, dims_x, order);
+    pg_walk w = pg_walk_plan(ndim, dims_x, order);
     if (w.x[w.n - 1] == 1) return permute_rows(y, x, &w, count, add, dtype);
     int a = 0;
     while (w.x[a] != 1) a++;

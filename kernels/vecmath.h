@@ -14,7 +14,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__)
+/* Thread sanitizers start too late for the resolvers that clones need. */
+#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) &&         \
+    !defined(__SANITIZE_THREAD__)
 #define PG_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define PG_CLONES
@@ -53,6 +55,24 @@ PG_INLINE float vexpf(float x) {
     float low = bits_float((uint32_t)(half + 127) << 23);
     float high = bits_float((uint32_t)(exponent - half + 127) << 23);
     return p * low * high;
+}
+
+/* e^x for x <= 88, as below a maximum, with 0 for what would be a denormal number: no clamps and one
+ * factor less than vexpf. */
+PG_INLINE float vexp_lowf(float x) {
+    const float round = 0x1.8p23f;
+    float shifted = x * 1.44269504f + round;
+    float n = shifted - round;
+    uint32_t exponent = float_bits(shifted) - float_bits(round);
+    float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    float p = 0.00138143206f;
+    p = p * r + 0.00836885069f;
+    p = p * r + 0.0416684002f;
+    p = p * r + 0.166665196f;
+    p = p * r + 0.49999994f;
+    p = p * (r * r) + r + 1.0f;
+    float y = p * bits_float((exponent + 127) << 23);
+    return x < -87.0f ? 0.0f : y;
 }
 
 /* x = 2^e (1 + t), 1 + t in [sqrt(1/2), sqrt(2)). */
@@ -112,6 +132,7 @@ PG_INLINE float verff(float x) {
 }
 
 PG_INLINE double vexp(double x) { return exp(x); }
+PG_INLINE double vexp_low(double x) { return exp(x); }
 PG_INLINE double vlog(double x) { return log(x); }
 PG_INLINE double vsigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 PG_INLINE double vtanh(double x) { return tanh(x); }

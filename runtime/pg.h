@@ -54,6 +54,9 @@ int pg_sync(void);                /* wait for the device */
 double pg_time(void);             /* seconds, monotonic */
 void pg_interrupt(int raise);     /* set (1) or clear (0) the flag that every C entry polls */
 int pg_interrupted(void);
+/* 1: the same bits in every run, also where that costs time and memory (attention's gradient on the
+ * GPU: 2 B H T^2 bytes).  Off at start; the CPU always is.  Returns what it was. */
+int pg_deterministic(int on);
 /* Run another table for a while: 1 = every op works on shapes alone and new tensors hold no data. */
 int pg_shape_only(int on);
 uint64_t pg_hash(const void *data, int64_t bytes, uint64_t seed); /* xxHash64 */
@@ -87,6 +90,19 @@ int pg_tensor_handles(const pg_tensor *t); /* tensors that share this storage, i
  * carries `name`), and give it a new one.  ZeRO-3 and offload live on this. */
 int pg_storage_drop(pg_tensor *t, const char *name);
 int pg_storage_fill(pg_tensor *t);
+
+/* Host memory that the device reads and writes by itself (pinned; plain memory on the CPU), for
+ * batches and offloaded states.  A move returns at once and starts after all ops asked for before it.
+ * pg_host_join: ops asked for from now on see the moves; the host does not wait.  pg_host_wait: the
+ * host does, and may then touch the memory.  Touch or free neither side of a move before that. */
+typedef struct pg_host pg_host;
+int pg_host_new(pg_host **out, int64_t bytes);
+void *pg_host_data(pg_host *h);
+int pg_host_upload(pg_host *h, int64_t offset, pg_tensor *t, int64_t first, int64_t bytes);   /* h -> t */
+int pg_host_download(pg_host *h, int64_t offset, const pg_tensor *t, int64_t first, int64_t bytes);
+int pg_host_join(pg_host *h);
+int pg_host_wait(pg_host *h);
+void pg_host_free(pg_host *h);    /* waits for its moves */
 
 int pg_fill(pg_tensor *y, double value);
 int pg_copy(pg_tensor *y, const pg_tensor *x);    /* same count; casts between any two dtypes,
@@ -143,6 +159,16 @@ typedef struct pg_gemm {
  * leading dims fold into M (transpose_a = 0); or out is 2-D, transpose_a = 1, transpose_b = 0 and
  * equal leading dims of a and b fold into the summed dim (a weight gradient).  opts NULL: defaults. */
 int pg_matmul(pg_tensor *out, const pg_tensor *a, const pg_tensor *b, const pg_gemm *opts);
+
+/* Let f32 products use tf32 (10 bits of mantissa) where the device has it; off at start.  Returns
+ * what it was. */
+int pg_allow_tf32(int on);
+/* On the GPU large products are timed once per shape and the fastest of the library's algorithms is
+ * kept (PG_GEMM_TUNE=0: the library's first).  Choices live in the process, and in this file if one
+ * is given (NULL or "": none): lines of text by library version, card and shape. */
+int pg_gemm_cache(const char *path);
+const char *pg_gemm_choices(void);         /* all choices made or adopted; lives until the next call */
+int pg_gemm_adopt(const char *text);       /* take another rank's choices instead of own ones */
 
 /* ---- norms, over the last dim D ---- */
 /* y = x / sqrt(mean(x^2) + eps) * w.  rstd [N] f32 (f64 for f64), kept for the gradient.
@@ -251,9 +277,12 @@ int pg_comm_size(const pg_comm *c);
  * groups; name for messages ("dp", "tp"). */
 int pg_comm_split(pg_comm **out, pg_comm *parent, const int32_t *ranks, int n, const char *name);
 void pg_comm_free(pg_comm *c);
-/* work NULL: wait here.  Otherwise the tensors are held until pg_work_wait.  Sums of bf16 and f16 in
- * f32, in rank order: the same bits on every rank.  Ops, dtypes and counts are compared before data
- * is touched; a mismatch is PG_ECOMM on all, naming both ranks. */
+/* work NULL: wait here.  Otherwise the tensors are held until pg_work_wait.  Sums are the same bits on
+ * every rank; on the CPU bf16 and f16 are added in f32, in rank order.  Ops, dtypes and counts are
+ * compared before data is touched (on GPUs: of small collectives; of others while they run, see
+ * nccl_check.c); a mismatch is PG_ECOMM on all, naming both ranks.  On GPUs a wait is the device's:
+ * the host goes on, and a failure comes with the next call that needs numbers.  There, groups that
+ * overlap must be used in one order on all ranks. */
 int pg_allreduce(pg_comm *c, pg_tensor *t, int op, pg_work **work);
 int pg_allgather(pg_comm *c, pg_tensor *out, const pg_tensor *in, pg_work **work);
 int pg_reducescatter(pg_comm *c, pg_tensor *out, const pg_tensor *in, int op, pg_work **work);

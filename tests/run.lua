@@ -8,13 +8,15 @@
 --   tests/ranks/*.lua      pgrun -n N, where the first line says "-- ranks: N"; exit code 0 is a pass
 --   tests/layouts/*.lua    the same
 --   tests/journey/*.sh     bash, with PGRUN set
--- A comment "limit: SECONDS" in the first lines raises the limit of 120 s.  A test that cannot run
+-- They run on the CPU, or with DEVICE=cuda all but the C tests on GPUs, several ranks on one where there are
+-- too few.  A comment "limit: SECONDS" in the first lines raises the limit of 120 s.  A test that cannot run
 -- here prints "skipped: reason".  Each gets an empty folder, SCRATCH, and must leave no process.
 -- Last line: N passed, N failed, N skipped; test cases count for C and Lua, files for the others.
 local BUILD = os.getenv "BUILD" or "build"
 local PATTERN = arg[1] or ""
 local SANITIZED = os.getenv "SAN" or ""
 local UNDER = os.getenv "UNDER" or "" -- a command in front of C tests: valgrind
+local DEVICE = os.getenv "DEVICE" ~= "" and os.getenv "DEVICE" or "cpu"
 local SLOWER = (SANITIZED ~= "" or UNDER ~= "") and 5 or 1
 local LIMIT = 120 -- seconds
 local SHOWN = 150 -- lines of a failing test's output
@@ -74,6 +76,8 @@ local function execute(test)
   local limit = (said(test.source, "limit") or LIMIT) * SLOWER
   local environment = ("rm -rf %s; mkdir -p %s; export PGRUN=%s SCRATCH=%s; "):format(
     quoted(SCRATCH), quoted(SCRATCH), quoted(PGRUN), quoted(SCRATCH))
+    .. ("export PG_DEVICE=%s PG_SHARE_GPU=%d; "):format(test.kind == "c" and "cpu" or DEVICE,
+      DEVICE == "cuda" and 1 or 0)
     .. ('export ASAN_OPTIONS="$ASAN_OPTIONS:%s"; '):format(LEAKS[test.kind] or LEAKS.other)
   local start = capture "date +%s.%N"
   local shell = ("exec sh -c %s test %d %s %s"):format(quoted(SHELL), limit, quoted(log), test.command)
@@ -145,10 +149,20 @@ local function run(test)
   io.stdout:flush()
 end
 
+-- Why nothing can run on DEVICE; nil: it can.
+local NO_DEVICE
+if DEVICE ~= "cpu" then
+  local answer = capture(("%s --device %s -e 'print \"answers\"' 2>&1"):format(PGRUN, DEVICE))
+  if not answer:find "answers" then NO_DEVICE = answer:match "[^\n]+" or "no answer" end
+end
+
 local tests = {}
 
 local function add(kind, source, command, name)
   name = name or source
+  if NO_DEVICE and kind ~= "c" then
+    kind, command = "file", "echo " .. quoted("skipped: " .. NO_DEVICE)
+  end
   if name:find(PATTERN, 1, true) or name:find(PATTERN) then
     tests[#tests + 1] = { kind = kind, source = source, command = command, name = name }
   end

@@ -12,7 +12,10 @@ local PATIENCE = 3 -- seconds that rank 0 has to report what all have seen
 --- agree.fail(message): raise a mistake that all ranks are about to report.  Where others ran into it as
 -- well, rank 0 speaks first and the launcher ends the rest; where this rank is alone with it, it speaks.
 function agree.fail(message)
-  if host.rank > 0 and host.first_failed(PATIENCE) then os.exit(1, true) end -- rank 0 has told it
+  if host.rank > 0 and host.first_failed(PATIENCE) then -- rank 0 has told it
+    c.C.pg_status_fail(tostring(message)) -- later than rank 0, so that this end is not taken for the first
+    os.exit(1, true)
+  end
   error(message, 0)
 end
 

@@ -19,7 +19,10 @@ local function fits(value, kind)
     for _, v in ipairs(kind) do if v == value then return true end end
     return false, "one of " .. table.concat(kind, ", ")
   end
-  if type(value) == "number" and not (value > -math.huge and value < math.huge) then return false, "a finite number" end
+  local number = kind == "any" or kind == "number" or kind == "integer"
+  if number and type(value) == "number" and not (value > -math.huge and value < math.huge) then
+    return false, kind == "integer" and "an integer" or "a finite number"
+  end
   if kind == "any" then return true end
   if kind == "integer" then
     local whole = type(value) == "number" and value == math.floor(value)
@@ -31,16 +34,15 @@ end
 
 local function outside(x, entry)
   if type(x) ~= "number" then return false end
-  return entry.low and not (x >= entry.low) or entry.high and not (x <= entry.high)
-    or entry.below and not (x < entry.below)
+  return entry.low and x < entry.low or entry.high and x > entry.high or entry.below and x >= entry.below
 end
 
--- "0 or more and below 1"
+-- "at least 0 and below 1"
 local function limits(entry)
   local parts = {}
-  if entry.low then parts[1] = ("at least %.9g"):format(entry.low) end
-  if entry.high then parts[#parts + 1] = ("at most %.9g"):format(entry.high) end
-  if entry.below then parts[#parts + 1] = ("below %.9g"):format(entry.below) end
+  if entry.low then parts[1] = ("at least %.10g"):format(entry.low) end
+  if entry.high then parts[#parts + 1] = ("at most %.10g"):format(entry.high) end
+  if entry.below then parts[#parts + 1] = ("below %.10g"):format(entry.below) end
   return table.concat(parts, " and ")
 end
 

@@ -1,5 +1,6 @@
 -- generate.lua: a model writes text, one token at a time.
 local c = require "pg.c"
+local host = require "pg.host"
 local Tensor = require "pg.tensor"
 local loss = require "pg.ops.loss"
 local reduce = require "pg.ops.reduce"
@@ -30,6 +31,7 @@ local function next_id(model, ids, n, o, draw)
   local logits = model(window)
   local last = reduce.reshape(logits, { T, model.vocab })
   last = reduce.slice(last, 1, T, 1)
+  if o.vocab and o.vocab < model.vocab then last = reduce.slice(last, 2, 1, o.vocab) end
   check_logits(last, n)
   return loss.sample(last, { temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed,
                              first = draw }):item()
@@ -42,9 +44,11 @@ local function check_numbers(o)
       c.fail("generate: %s is %s, not a number", key, tostring(o[key]))
     end
   end
+  if o.top_k then c.int(o.top_k, "generate: top_k") end
 end
 
---- generate.ids(model, ids, n, o) -> int32 array, length: the ids continued by o.tokens (200).
+--- generate.ids(model, ids, n, o) -> int32 array, length: the ids continued by o.tokens (200); by fewer where
+-- a training is asked to stop meanwhile.
 function generate.ids(model, ids, n, o)
   if type(model) ~= "table" or not model.is_module or not model.context then
     c.fail("generate: %s is no language model; give what pg.build made of one", tostring(model))
@@ -57,7 +61,13 @@ function generate.ids(model, ids, n, o)
   local before = tape.context
   tape.context = { training = false }
   local ok, message = pcall(tape.no_grad, function()
-    for i = 0, more - 1 do all[n + i] = scope.run(next_id, model, all, n + i, o, i) end
+    for i = 0, more - 1 do
+      if host.stop_requested() then
+        more = i
+        break
+      end
+      all[n + i] = scope.run(next_id, model, all, n + i, o, i)
+    end
   end)
   tape.context = before
   if not ok then error(message, 0) end
@@ -73,7 +83,8 @@ function generate.text(model, prompt, o)
   local ids, n = t:encode(prompt)
   if n == 0 and t.bos then ids, n = ffi.new("int32_t[1]", t.bos), 1 end
   local all, count = generate.ids(model, ids, n, {
-    tokens = o.tokens, temperature = o.temperature or 0.8, top_k = o.top_k, top_p = o.top_p, seed = o.seed })
+    tokens = o.tokens, temperature = o.temperature or 0.8, top_k = o.top_k, top_p = o.top_p, seed = o.seed,
+    vocab = t.vocab }) -- a model may have more ids than the tokeniser has texts
   return t:decode(all, count)
 end
 

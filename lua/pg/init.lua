@@ -12,7 +12,7 @@ local modules = {
 local fields = {
   describe = { "pg.describe", "new" }, no_grad = { "pg.tape", "no_grad" }, scope = { "pg.scope", "run" },
   log = { "pg.log", "line" }, generate = { "pg.generate", "text" }, demo_text = { "pg.data.demo", "path" },
-  nonfinite = { "pg.watch", "nonfinite" },
+  nonfinite = { "pg.watch", "nonfinite" }, randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }
 
 local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "reduce", "custom", "comm" }
@@ -35,21 +35,6 @@ local function load_tensors()
   for _, name in ipairs { "empty", "zeros", "ones", "full" } do rawset(pg, name, Tensor[name]) end
   --- pg.tensor(values, dtype) -> a tensor of a number or of nested tables of numbers.
   rawset(pg, "tensor", Tensor.from)
-  --- pg.randn(shape, o), pg.rand(shape, o): o.seed (0), o.key ("randn"), o.dtype ("f32"), o.std, o.mean.
-  rawset(pg, "randn", function(shape, o)
-    o = c.keys(o or {}, { "seed", "key", "dtype", "std", "mean" }, "randn")
-    local t = Tensor.empty(shape, o.dtype)
-    c.check(c.C.pg_random_normal(t.raw, c.ffi.cast("uint64_t", c.int64(o.seed or 0, "randn: seed")),
-                                 c.hash(o.key or "randn"), o.mean or 0, o.std or 1, 0, 0, 0))
-    return t
-  end)
-  rawset(pg, "rand", function(shape, o)
-    o = c.keys(o or {}, { "seed", "key", "dtype", "low", "high" }, "rand")
-    local t = Tensor.empty(shape, o.dtype)
-    c.check(c.C.pg_random_uniform(t.raw, c.ffi.cast("uint64_t", c.int64(o.seed or 0, "rand: seed")),
-                                  c.hash(o.key or "rand"), o.low or 0, o.high or 1, 0, 0, 0))
-    return t
-  end)
 end
 
 --- pg.build(description or module, o) -> a module with its parameters placed and initialised.

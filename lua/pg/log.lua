@@ -8,6 +8,7 @@ local json = require "pg.json"
 local C, ffi = c.C, c.ffi
 
 local log = {}
+local EPIPE = 32
 local live = 0 -- columns of the live line that stands on the terminal
 
 -- ---- numbers as people read them ----
@@ -45,24 +46,33 @@ function log.terminal()
   return terminal
 end
 
+-- Write all of it at once.  What cannot be written is told once on stderr; log.closed: nobody reads any more.
+local function out(...)
+  io.stdout:setvbuf "full" -- glibc does not tell of a line that fails while it buffers by lines
+  local ok, why, code = io.stdout:write(...)
+  if ok then ok, why, code = io.stdout:flush() end
+  io.stdout:setvbuf "line"
+  if ok or log.lost then return end
+  log.lost, log.closed = true, code == EPIPE
+  io.stderr:write("pgrun: lines are lost, stdout: ", why, "\n")
+end
+
 local function wipe()
-  if live > 0 then io.stdout:write("\r", (" "):rep(live), "\r") end
+  local n = live
   live = 0
+  return n > 0 and "\r" .. (" "):rep(n) .. "\r" or ""
 end
 
 --- log.text(format, ...): a line, from rank 0 alone.
 function log.text(format, ...)
   if host.rank ~= 0 then return end
-  wipe()
-  io.stdout:write(select("#", ...) > 0 and format:format(...) or format, "\n")
-  io.stdout:flush()
+  out(wipe(), select("#", ...) > 0 and format:format(...) or format, "\n")
 end
 
 --- log.live(text): the line that the next one overwrites; nothing where there is no terminal.
 function log.live(text)
   if host.rank ~= 0 or not log.terminal() then return end
-  io.stdout:write("\r", text, (" "):rep(live - #text), "\r")
-  io.stdout:flush()
+  out("\r", text, (" "):rep(live - #text), "\r")
   live = #text
 end
 
@@ -118,7 +128,7 @@ function log.open(folder)
                         flushed = C.pg_time() }, Files)
 end
 
--- A full disk is told once and does not stop the training.
+-- A full disk is told once and does not stop the training; files.told tells that records are missing.
 function Files:complain(why)
   if self.told then return end
   self.told = true
@@ -140,6 +150,7 @@ end
 
 function Files:flush()
   self.flushed = C.pg_time()
+  if not fs.exists(self.path) then self:complain(self.path .. " has been removed; what is written to it is lost") end
   if C.pg_events_flush(self.events) < 0 then self:complain() end
 end
 

@@ -36,7 +36,7 @@ end
 local function option_of(info, path, message)
   local given = info.given or {}
   if info.option or given[path] then return info.option or given[path] end
-  local named = message:match "^[%a_.]+"
+  local named = message:gsub("^[^%s:]+:%d+: ", ""):match "^[%a_.]+"
   if named and given[named] then return given[named] end
   for name, option in pairs(given) do
     if name:sub(1, #path + 1) == path .. "." then return option end
@@ -123,7 +123,9 @@ local function set_value(info, owner, part, entry, path, text)
   local wants
   if value == nil then wants = fields.fault(text, entry) or "given in the file"
   else wants = fields.fault(value, entry) end
-  if wants then recipe.fail(info, path, "%s is %s; it must be %s", path, show(text), wants) end
+  if wants then
+    recipe.fail(info, path, "%s is %s; it must be %s", path, show(value == nil and text or value), wants)
+  end
   owner[part] = value
 end
 
@@ -266,7 +268,8 @@ end
 -- info: path and text of the recipe, for messages.
 function recipe.resolve(given, overrides, info)
   info.given = info.given or {}
-  local what = given.is_tensor and "a tensor" or given.is_module and "a module" or describe.is(given) and "a description"
+  local what = given.is_tensor and "a tensor" or given.is_module and "a module"
+    or describe.is(given) and "a description"
   if what then
     recipe.fail(info, "", "it returns %s; a recipe is a table such as { model = ..., data = ..., steps = 100 }", what)
   end

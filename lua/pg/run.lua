@@ -4,6 +4,7 @@ local c = require "pg.c"
 local checkpoint = require "pg.checkpoint"
 local describe = require "pg.describe"
 local fs = require "pg.fs"
+local host = require "pg.host"
 local json = require "pg.json"
 local log = require "pg.log"
 
@@ -12,6 +13,8 @@ local ROOT = "runs"
 
 --- run.folder(name) -> its path: a name lies under runs/, a path stays one.
 function run.folder(name)
+  if name:find "%c" then c.fail("%q is no name for a run: it has a control character in it", name) end
+  if name == "." or name == ".." then c.fail("%s is no name for a run; give a name such as first, or a path", name) end
   if name:find "/" then return (name:gsub("(.)/+$", "%1")) end
   return ROOT .. "/" .. name
 end
@@ -29,13 +32,18 @@ local function fresh(path)
   return folder
 end
 
---- run.place(info) -> the folder of a new run.  One that holds a run already is refused.
+--- run.place(info) -> the folder of a new run.  One that holds something already is refused.
 function run.place(info)
   if not info.run then return fresh(info.path) end
   local folder = run.folder(info.run)
-  if fs.exists(folder .. "/recipe.json") or fs.exists(folder .. "/checkpoints") then
+  if #checkpoint.list(folder) > 0 then
     c.fail("--run=%s: %s holds a run already; go on with it by --run=%s --resume, or choose another name",
            info.run, folder, info.run)
+  elseif fs.exists(folder .. "/recipe.json") or fs.exists(folder .. "/checkpoints") then
+    c.fail("--run=%s: %s holds a run already, that has no checkpoint to go on from; remove it, or choose another name",
+           info.run, folder)
+  elseif fs.is_dir(folder) and #fs.list(folder) > 0 then
+    c.fail("--run=%s: %s holds other files; a run wants a folder of its own", info.run, folder)
   end
   return folder
 end
@@ -64,15 +72,37 @@ end
 --- run.begin(folder, info, settings, from): make it and write down what runs.  from: the checkpoint it
 -- goes on from, or nil; metrics beyond its step are cut.
 function run.begin(folder, info, settings, from)
-  fs.mkdir(folder .. "/checkpoints")
+  local made, why = pcall(fs.mkdir, folder .. "/checkpoints")
+  if not made then c.fail("run: no folder %s: %s; give a place that can be written, as --run=/PATH", folder, why) end
   checkpoint.clean(folder)
   if from then log.cut(folder .. "/metrics.jsonl", from.step) end
   local words = {}
   for i, word in ipairs(info.args or {}) do words[i] = word end
   local note = ("\n-- run as: pgrun %s %s\n"):format(info.path, table.concat(words, " "))
   fs.write(folder .. "/recipe.lua", (info.text or "") .. note)
-  json.write(folder .. "/recipe.json", { recipe = info.path, args = json.array(words), settings = settings },
-             { indent = 2, replace = true })
+  local _, file = host.source(info.path)
+  local told = { recipe = info.path, file = file, args = json.array(words), settings = settings }
+  json.write(folder .. "/recipe.json", told, { indent = 2, replace = true })
+end
+
+--- run.recipe(folder) -> what the script of a run returns, what recipe.json tells of it, its text.  What it requires is
+-- looked for where it stood.
+function run.recipe(folder)
+  if not fs.exists(folder .. "/recipe.json") then c.fail("%s is no run (no recipe.json in it)", folder) end
+  local told = json.read(folder .. "/recipe.json")
+  if type(told) ~= "table" or type(told.recipe) ~= "string" or type(told.args) ~= "table" then
+    c.fail("%s/recipe.json does not tell of a recipe", folder)
+  end
+  local place = type(told.file) == "string" and told.file:match "^(.*)/[^/]*$"
+  if place then
+    package.path = ("%s/?.lua;%s/?/init.lua;%s/../?.lua;%s"):format(place, place, place, package.path)
+  end
+  local text = fs.read(folder .. "/recipe.lua")
+  local chunk, wrong = loadstring(text:gsub("^#[^\n]*", ""), "@" .. told.recipe)
+  if not chunk then c.fail("%s/recipe.lua: %s", folder, wrong) end
+  local given = chunk()
+  if type(given) ~= "table" then c.fail("%s/recipe.lua returns no recipe but a %s", folder, type(given)) end
+  return given, told, text
 end
 
 -- Runs of a recipe, the newest first.
@@ -98,7 +128,11 @@ function run.find(info)
   if name then
     local folder = run.folder(name)
     if #checkpoint.list(folder) == 0 then
-      c.fail("--resume: %s has no checkpoint to go on from; train it first, with save in the recipe", folder)
+      if not fs.is_dir(folder) then
+        c.fail("--resume: %s has no checkpoint to go on from: there is no such folder", folder)
+      end
+      c.fail("--resume: %s has no checkpoint to go on from; start without --resume, under another name or after "
+             .. "removing it, with save = { every = ... } in the recipe", folder)
     end
     return folder
   end

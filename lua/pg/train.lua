@@ -8,6 +8,7 @@ local checkpoint = require "pg.checkpoint"
 local data = require "pg.data"
 local describe = require "pg.describe"
 local host = require "pg.host"
+local json = require "pg.json"
 local loader = require "pg.data.loader"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
@@ -23,6 +24,8 @@ local C, ffi = c.C, c.ffi
 local train = {}
 local Trainer = {}
 Trainer.__index = Trainer
+local SIGPIPE, SIGTERM = 13, 15
+local CLOSED = 2^20 -- says that nobody reads rank 0's lines; more than there are ranks that may be asked to stop
 local LINES = 30 -- of a run, where the recipe does not say
 
 -- ---- setting up ----
@@ -82,11 +85,17 @@ local function setup(r, info)
   t.optim = recipe.guard(info, "optim.rate", pg.optim[r.optim[1]], t.model:parameters(), settings, t.about)
   t.settings = run.settings(r)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
+  t.shown = {}
   mesh.build { dp = r.layout.dp, pp = 1, tp = 1 }
   t.loader = recipe.guard(info, "data", function()
     return t.set:loader { batch = r.data.batch, micro = r.micro, seed = r.data.seed, axis = mesh.dp, pad = r.data.pad }
   end)
   return t
+end
+
+-- Ranks that train the same have the same.
+function Trainer:fingerprint()
+  return tostring(c.hash(json.encode(self.settings)))
 end
 
 -- Where the run is kept, and what it goes on from; the ranks hear it from rank 0.
@@ -103,9 +112,14 @@ function Trainer:open_run()
     local stays = source and (not info.run or run.folder(info.run) == source)
     local folder = stays and source or run.place(info)
     run.begin(folder, info, self.settings, stays and m)
-    return folder .. "\n" .. (from or "")
+    return ("%s\n%s\n%s"):format(folder, from or "", self:fingerprint())
   end)
-  state.run, resumed = told:match "^([^\n]*)\n(.*)$"
+  local first
+  state.run, resumed, first = told:match "^([^\n]*)\n([^\n]*)\n(.*)$"
+  if first ~= self:fingerprint() then
+    error(("%s: rank %d has other settings than rank 0; a recipe must not depend on the rank")
+          :format(info.path, host.rank), 0)
+  end
   if resumed ~= "" then self:resume(resumed) end
   if host.rank == 0 then self.files = log.open(state.run) end
 end
@@ -134,8 +148,30 @@ end
 -- ---- a step ----
 
 function Trainer:loss(batch)
-  if self.recipe.loss then return self.recipe.loss(self.model, batch) end
-  return self.model:loss(batch)
+  local own = self.recipe.loss
+  if not own then return self.model:loss(batch) end
+  local loss, valid = own(self.model, batch)
+  if type(loss) ~= "table" or not loss.is_tensor or loss.count ~= 1 then
+    recipe.fail(self.info, "loss", "loss returned %s; it must return a tensor of one number, such as model:loss(batch)",
+                type(loss) == "table" and loss.is_tensor and loss:describe() or describe.show(loss))
+  end
+  return loss, valid
+end
+
+-- What the recipe's functions see of the state: they may keep things of their own in it and change nothing.
+function Trainer:show()
+  for _, key in ipairs { "step", "steps", "loss", "tokens", "epoch", "position", "run" } do
+    self.shown[key] = self.state[key]
+  end
+  return self.shown
+end
+
+-- One update; the recipe's own rate may be at fault.
+function Trainer:update()
+  local ok, norm, rate = pcall(self.optim.step, self.optim, { reduced = true, state = self:show() })
+  if ok then return norm, rate end
+  if type(norm) == "string" and norm:find "^rate" then recipe.fail(self.info, "optim.rate", "%s", norm) end
+  agree.fail(norm)
 end
 
 -- One micro-batch forward and backward -> its loss: this rank's share of the global mean.
@@ -208,12 +244,14 @@ function Trainer:step()
   C.pg_mem_reset_peak()
   local batch = self:next_batch()
   local share = self:gradients(batch)
-  local told = mesh.dp:sum_numbers { share, host.stop_requested() and 1 or 0, (self.bad_gradient or not finite(share)) and 1 or 0 }
+  local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
+  local bad = self.bad_gradient or not finite(share)
+  local told = mesh.dp:sum_numbers { share, stop, bad and 1 or 0 }
   if told[3] > 0 or not finite(told[1]) then self:stop_nonfinite(share) end
-  self.stopping = told[2] > 0
+  self.stopping = told[2] > 0 and (told[2] < CLOSED and SIGTERM or SIGPIPE)
   state.loss, state.tokens = told[1], state.tokens + batch.valid
   self.about.tokens = state.tokens
-  local norm, rate = agree.guard(self.optim.step, self.optim, { reduced = true, state = state })
+  local norm, rate = self:update()
   local seconds = C.pg_time() - before
   return { step = state.step, loss = state.loss, rate = rate, grad_norm = norm, tokens = state.tokens,
            tokens_per_s = batch.valid / seconds, seconds = seconds, memory_peak = pg.memory().peak }
@@ -236,18 +274,20 @@ function Trainer:evaluate_share()
       sum, count = sum + loss:item() * n, count + n
       return true
     end)
-  until not more
+  until not more or host.stop_requested()
   return sum, count
 end
 
---- The mean loss over the held-out data; nil where it has no target that counts.
+--- The mean loss over the held-out data; nil where it has no target that counts, or where a rank has been
+-- asked to stop meanwhile: the time left belongs to the save.
 function Trainer:evaluate()
   local before = tape.context
   tape.context = { training = false, sample0 = 0, step = step_block.block() }
   local sum, count = tape.no_grad(self.evaluate_share, self)
   tape.context = before
-  local told = mesh.dp:sum_numbers { sum, count }
-  return told[2] > 0 and told[1] / told[2] or nil
+  local told = mesh.dp:sum_numbers { sum, count, host.stop_requested() and 1 or 0 }
+  if told[3] > 0 then self.stopping = SIGTERM end
+  return not self.stopping and told[2] > 0 and told[1] / told[2] or nil
 end
 
 function Trainer:sample()
@@ -278,8 +318,8 @@ function Trainer:save()
     if ok then folder = result else wrong = result end
   end
   wrong = agree.first(wrong)
+  self.unsaved = wrong ~= nil
   if not wrong then
-    self.saved = state.step
     log.text("saved %s", folder)
   elseif save.on_error == "stop" then
     agree.fail(wrong .. "; the checkpoints before it stand; save.on_error = \"go on\" would go on")
@@ -321,16 +361,17 @@ function Trainer:after(record)
   if self.held_out and not self.stopping and due(r.eval or { every = 0 }, state.step, last) then
     record.val_loss = self:evaluate()
   end
-  self:tell(record, last or self.stopping)
   if self.files then self.files:write(record) end
-  if r.on_step then r.on_step(state) end
-  if not self.stopping and due(r.sample, state.step, last) then self:sample() end
+  self:tell(record, last or self.stopping)
   if r.save and (due(r.save, state.step, last and r.save.at_end) or self.stopping) then self:save() end
+  if r.on_step then r.on_step(self:show()) end -- after the save, which no mistake in it can prevent
+  if not self.stopping and due(r.sample, state.step, last) then self:sample() end
 end
 
 function Trainer:run()
   local state, start, tokens = self.state, C.pg_time(), self.state.tokens
   self.first = state.step + 1
+  if self.first > state.steps then log.text("nothing left to do; --steps=%d would go on", state.steps + state.step) end
   while state.step < state.steps and not self.stopping do
     self:after(scope.run(self.step, self))
   end
@@ -348,7 +389,8 @@ function train.run(settings, info)
   t:run()
   if t.files then t.files:close() end
   host.claim_stop(false)
-  return t.stopping and 128 + 15 or 0 -- SIGTERM: not all of the work was done
+  if t.stopping then return 128 + t.stopping end -- not all of the work was done
+  return (t.unsaved or t.files and t.files.told) and 1 or 0 -- or not all of it was kept
 end
 
 return train

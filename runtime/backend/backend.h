@@ -8,15 +8,24 @@
 #define PG_BACKEND_H
 #include "../../kernels/kernels.h"
 
-typedef struct {                     /* raw blocks; the pool (pool.h) stands in front of these */
-    void *(*take)(int64_t bytes);    /* NULL: none left.  64-byte aligned */
+typedef struct {                  /* raw blocks; the pool (pool.h) stands in front of these */
+    void *(*take)(int64_t bytes); /* NULL: none left.  64-byte aligned */
     void (*give)(void *block, int64_t bytes);
-    int (*upload)(void *device, const void *host, int64_t bytes, pg_stream s);   /* done on return */
-    int (*download)(void *host, const void *device, int64_t bytes, pg_stream s); /* done on return */
+    int (*upload)(void *device, const void *host, int64_t bytes, pg_stream s); /* done on return */
+    int (*download)(void *host, const void *device, int64_t bytes,
+                    pg_stream s); /* done on return */
     int (*copy)(void *to, const void *from, int64_t bytes, pg_stream s);
     int (*sync)(void);
-    int64_t (*available)(void);      /* bytes this process may use at start */
-    int host_visible;                /* 1: the host may read blocks directly */
+    int64_t (*available)(void);                       /* bytes this process may use at start */
+    int host_visible;                                 /* 1: the host may read blocks directly */
+    int (*set)(void *block, int byte, int64_t bytes); /* each byte; PG_POOL=0 poisons with it */
+    /* Host buffers that the device reads and writes by itself (pg_host in pg.h); NULL where blocks
+     * are host memory anyway.  transfer returns at once; see join and settle. */
+    int (*pin)(void **pinned, void **data, int64_t bytes);
+    void (*unpin)(void *pinned); /* waits for its transfers */
+    int (*transfer)(void *pinned, void *device, void *host, int64_t bytes, int to_device);
+    int (*join)(void *pinned);   /* later work on the device's stream sees its transfers */
+    int (*settle)(void *pinned); /* the host waits for them */
 } pg_memory_ops;
 
 /* Collectives on raw pointers.  `impl` is the transport's group.  All are asynchronous: they fill
@@ -26,7 +35,7 @@ typedef struct {                     /* raw blocks; the pool (pool.h) stands in 
 typedef struct {
     int (*world)(void **impl, int *rank, int *size); /* join by the environment */
     int (*split)(void **impl, void *parent, const int32_t *ranks, int n, const char *name);
-    void (*free)(void *impl);        /* harmless after shutdown, as is wait */
+    void (*free)(void *impl); /* harmless after shutdown, as is wait */
     int (*allreduce)(void *impl, void *data, int64_t n, int dtype, int op, void **ticket);
     int (*allgather)(void *impl, void *out, const void *in, int64_t n_in, int dtype, void **ticket);
     int (*reducescatter)(void *impl, void *out, const void *in, int64_t n_out, int dtype, int op,
@@ -35,29 +44,34 @@ typedef struct {
     int (*send)(void *impl, const void *data, int64_t n, int dtype, int peer, void **ticket);
     int (*recv)(void *impl, void *data, int64_t n, int dtype, int peer, void **ticket);
     int (*barrier)(void *impl, void **ticket);
-    void (*detach)(void *ticket);    /* the caller does not wait now: move it in the background;
+    void (*detach)(void *ticket); /* the caller does not wait now: move it in the background;
                                         NULL where it moves anyway */
-    int (*done)(void *ticket);       /* 1 done, 0 not yet, negative failed */
+    int (*done)(void *ticket);    /* 1 done, 0 not yet, negative failed */
     int (*wait)(void *ticket);
     void (*timeout)(double seconds);
     int (*cancel)(void *impl, const char *reason);
     int (*reform)(void *impl);
-    void (*shutdown)(void);          /* leave the world; nothing stays behind */
+    void (*shutdown)(void); /* leave the world; nothing stays behind */
 } pg_collective_ops;
 
 typedef struct pg_backend {
     const char *name;
     const pg_memory_ops *memory;
-    const pg_kernels *kernels;              /* NULL: shapes alone */
-    const pg_collective_ops *collectives;   /* NULL: a world of one */
+    const pg_kernels *kernels;            /* NULL: shapes alone */
+    const pg_collective_ops *collectives; /* NULL: a world of one */
     pg_stream stream;
 } pg_backend;
+
+/* Raise it with every change of kernels.h or this file: a plug-in built with another is refused. */
+#define PG_BACKEND_ABI 2
 
 /* The backend in force; opens "auto" at the first call if pg_init was not called.  NULL + message. */
 const pg_backend *pg_backend_now(void);
 /* Like pg_backend_now, but never the shape table: the real device under pg_shape_only. */
 const pg_backend *pg_backend_device(void);
 int pg_backend_closed(void); /* 1 after pg_shutdown */
+/* "name value" lines about the CUDA plug-in, its libraries and GPUs; opens no device. */
+void pg_backend_cuda_info(char *text, size_t bytes);
 extern const pg_backend pg_backend_cpu, pg_backend_shape;
 extern const pg_collective_ops pg_collectives_shm;
 #endif

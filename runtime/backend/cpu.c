@@ -29,6 +29,11 @@ static int copy(void *to, const void *from, int64_t bytes, pg_stream s) {
     return PG_OK;
 }
 
+static int set(void *block, int byte, int64_t bytes) {
+    memset(block, byte, (size_t)bytes);
+    return PG_OK;
+}
+
 static int sync_device(void) { return PG_OK; }
 
 /* First number in a file after `label` (or at its start), times unit; -1 if there is none. */
@@ -64,11 +69,18 @@ static int64_t available(void) {
 }
 
 static const pg_memory_ops memory = {
-    .take = take, .give = give, .upload = copy, .download = copy, .copy = copy,
-    .sync = sync_device, .available = available, .host_visible = 1,
+    .take = take,
+    .give = give,
+    .upload = copy,
+    .download = copy,
+    .copy = copy,
+    .sync = sync_device,
+    .available = available,
+    .host_visible = 1,
+    .set = set,
 };
 
 /* The kernel table is found at run time, so it is filled in by backend.c through pg_kernels_cpu(). */
-const pg_backend pg_backend_cpu = {.name = "cpu", .memory = &memory,
-                                   .collectives = &pg_collectives_shm};
+const pg_backend pg_backend_cpu = {
+    .name = "cpu", .memory = &memory, .collectives = &pg_collectives_shm};
 const pg_backend pg_backend_shape = {.name = "shape", .memory = &memory};

@@ -8,23 +8,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SMALLEST 64
-#define BINS (64 * 8)
-#define TAGS 64
+#define SMALLEST      64
+#define BINS          (64 * 8)
+#define TAGS          64
 #define COLLECT_SLACK (48LL << 20) /* bytes above the live set that never ask for a collection */
 
-typedef struct { void **blocks; int64_t count, room; } bin;
+typedef struct {
+    void **blocks;
+    int64_t count, room;
+} bin;
 
 static struct {
     pthread_mutex_t lock;
     bin bins[BINS];
     int64_t in_use, peak, kept, limit, blocks, tensors;
-    int64_t lived;      /* bytes in use after the last collection */
-    int64_t fail_in;    /* > 0: the allocation that brings it to 0 fails */
+    int64_t lived;   /* bytes in use after the last collection */
+    int64_t fail_in; /* > 0: the allocation that brings it to 0 fails */
     char *tags[TAGS];
     int64_t by_tag[TAGS];
     int tag_count, tag;
-    int plain;          /* PG_POOL=0 */
+    int plain; /* PG_POOL=0 */
     int ready;
     void *scratch;
     int64_t scratch_bytes;
@@ -106,7 +109,7 @@ static int take_locked(void **block, int64_t bytes, int tag) {
         }
         if (!*block) return report_full(bytes);
         pool.blocks++;
-        if (pool.plain && d->memory->host_visible) memset(*block, 0xff, (size_t)rounded);
+        if (pool.plain) d->memory->set(*block, 0xff, rounded);
     }
     pool.in_use += rounded;
     pool.by_tag[tag] += rounded;
@@ -143,7 +146,7 @@ void pg_pool_give(void *block, int64_t bytes, int tag) {
     pool.in_use -= rounded;
     pool.by_tag[tag] -= rounded;
     if (pool.plain) {
-        if (pg_backend_device()->memory->host_visible) memset(block, 0xa5, (size_t)rounded);
+        pg_backend_device()->memory->set(block, 0xa5, rounded);
         give_back(block, rounded);
     } else if (keep(&pool.bins[b], block)) {
         pool.kept += rounded;
@@ -175,8 +178,12 @@ void pg_pool_count_tensor(int delta) { __atomic_add_fetch(&pool.tensors, delta, 
 void pg_mem_stats(pg_mem *out) {
     if (!out) return;
     pthread_mutex_lock(&pool.lock);
-    *out = (pg_mem){.in_use = pool.in_use, .peak = pool.peak, .kept = pool.kept, .limit = pool.limit,
-                    .tensors = pool.tensors, .blocks = pool.blocks};
+    *out = (pg_mem){.in_use = pool.in_use,
+                    .peak = pool.peak,
+                    .kept = pool.kept,
+                    .limit = pool.limit,
+                    .tensors = pool.tensors,
+                    .blocks = pool.blocks};
     pthread_mutex_unlock(&pool.lock);
 }
 

@@ -65,7 +65,8 @@ typedef struct {
     uint64_t number; /* of the call in its group */
     int64_t count;
     int32_t kind, dtype, root, reduce;
-    char rest[32]; /* of its cache line */
+    int32_t bare;  /* 1: only to compare the calls of an operation whose data goes elsewhere */
+    char rest[28]; /* of its cache line */
 } shm_call;
 
 /* A pair's pipe: a ring of bytes in which messages follow each other, each behind a shm_call. */
@@ -181,6 +182,8 @@ int shm_reform(void *impl);
 /* shm_ops.c and shm_pair.c: fill in and start */
 int shm_collective(shm_group *g, shm_call call, const void *in, void *out, void **ticket);
 int shm_pair(shm_group *g, shm_call call, const void *in, void *out, void **ticket);
+/* Meet and compare, without data: for a transport that moves the data itself. */
+int shm_note(shm_group *g, shm_call call, void **ticket);
 
 /* shm_reduce.c: y[i] = x[0][i] op x[1][i] op ..., in that order; bf16 and f16 kept in f32 between.
  * y may be one of the x. */

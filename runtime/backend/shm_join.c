@@ -101,21 +101,25 @@ static int receive(int s, int *fd, answer *a) {
     return PG_OK;
 }
 
-/* One caller at rank 0's door; came[] notes it. */
-static void welcome(int s, int fd, int size, char *came) {
+/* One caller at rank 0's door; came[] notes it.  A rank that counts the ranks otherwise can never be
+ * made up for, so rank 0 fails with it; one too many may belong to another job. */
+static int welcome(int s, int fd, int size, char *came) {
     hello h = {0};
     answer a = {0};
-    if (!same_user(s) || !readable(s, ANSWER_MS)) return;
-    if (recv(s, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != SHM_MAGIC) return;
+    if (!same_user(s) || !readable(s, ANSWER_MS)) return PG_OK;
+    if (recv(s, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != SHM_MAGIC) return PG_OK;
     if (h.version != SHM_VERSION)
-        snprintf(a.text, sizeof a.text, "it runs another version of pgrun");
+        snprintf(a.text, sizeof a.text, "rank %d runs another version of pgrun", h.rank);
     else if (h.size != size)
-        snprintf(a.text, sizeof a.text, "rank %d says %d ranks, rank 0 says %d", h.rank, h.size,
-                 size);
+        snprintf(a.text, sizeof a.text,
+                 "rank %d says %d ranks, rank 0 says %d; set WORLD_SIZE alike on all", h.rank,
+                 h.size, size);
     else if (h.rank < 1 || h.rank >= size || came[h.rank])
         snprintf(a.text, sizeof a.text, "rank %d is out of range or there twice", h.rank);
     else a.welcome = 1;
     if (give(s, fd, &a) && a.welcome) came[h.rank] = 1;
+    if (h.version == SHM_VERSION && h.size == size) return PG_OK;
+    return pg_fail(PG_ECOMM, "ranks: %s", a.text);
 }
 
 static void missing(char *text, size_t bytes, const char *came, int size) {
@@ -147,8 +151,9 @@ static int serve(int s, int fd, int size, int64_t deadline, double seconds) {
         if (readable(s, 100)) {
             int caller = accept4(s, NULL, NULL, SOCK_CLOEXEC);
             if (caller >= 0) {
-                welcome(caller, fd, size, came);
+                int code = welcome(caller, fd, size, came);
                 close(caller);
+                PG_TRY(code);
             }
             here = 1;
             for (int r = 1; r < size; r++) here += came[r];
@@ -162,12 +167,17 @@ static int serve(int s, int fd, int size, int64_t deadline, double seconds) {
     return PG_OK;
 }
 
-static int call_at(int s, const struct sockaddr_un *a, socklen_t bytes, int64_t deadline) {
+static int call_at(int s, const struct sockaddr_un *a, socklen_t bytes, int64_t deadline,
+                   double seconds) {
     while (connect(s, (const struct sockaddr *)a, bytes) != 0) {
         if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
             return pg_fail(PG_ECOMM, "ranks: connect: %s", strerror(errno));
         PG_POLL();
-        if (pg_page_clock() > deadline) return pg_fail(PG_ECOMM, "ranks: rank 0 did not come");
+        if (pg_page_clock() > deadline)
+            return pg_fail(PG_ECOMM,
+                           "ranks: rank 0 did not come within %.6g s; start it on this host with "
+                           "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                           seconds);
         nap_ms(RETRY_MS);
     }
     return same_user(s) ? PG_OK
@@ -201,7 +211,7 @@ int shm_join_by_socket(int *fd, const char *host, int port, const char *job, int
         PG_TRY_TO(done, rc, serve(s, made, size, deadline, seconds));
         *fd = made;
     } else {
-        PG_TRY_TO(done, rc, call_at(s, &a, bytes, deadline));
+        PG_TRY_TO(done, rc, call_at(s, &a, bytes, deadline, seconds));
         PG_TRY_TO(done, rc, ask(s, fd, rank, size, deadline));
     }
 done:

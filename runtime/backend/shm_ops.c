@@ -37,6 +37,7 @@ static void put(shm_op *op, int64_t c) {
     shm_group *g = op->group;
     int64_t size = size_of(op), n = extent(op, c);
     char *to = buffer(op, g->rank, c);
+    if (op->call.bare) return;
     switch (op->call.kind) {
     case SHM_REDUCESCATTER: /* a part for each member, one behind the other */
         for (int j = 0; j < g->size; j++)
@@ -60,7 +61,7 @@ static void fold(const shm_op *op, int64_t c, char *y, int64_t from, int64_t to)
 }
 
 static int is_sliced(const shm_op *op) {
-    return op->call.kind == SHM_ALLREDUCE &&
+    return op->call.kind == SHM_ALLREDUCE && !op->call.bare &&
            op->call.count * size_of(op) * op->group->size > SHM_DIRECT;
 }
 
@@ -68,6 +69,7 @@ static int is_sliced(const shm_op *op) {
 static void take(shm_op *op, int64_t c) {
     shm_group *g = op->group;
     int64_t size = size_of(op), n = extent(op, c), at = c * op->chunk;
+    if (op->call.bare) return;
     char *out = op->out + at * size;
     switch (op->call.kind) {
     case SHM_ALLREDUCE:
@@ -164,11 +166,18 @@ int shm_collective(shm_group *g, shm_call call, const void *in, void *out, void 
     int64_t shares = call.kind == SHM_REDUCESCATTER ? g->size : 1;
     int64_t size = pg_dtype_size(call.dtype);
     op->chunk = shm_stage_bytes(g->size) / shares / size;
-    op->chunks = pg_max64(1, (call.count + op->chunk - 1) / op->chunk);
+    op->chunks = call.bare ? 1 : pg_max64(1, (call.count + op->chunk - 1) / op->chunk);
     op->in = in;
     op->out = out;
     op->advance = advance;
     op->blocker = lagging;
     shm_start(op, ticket);
     return PG_OK;
+}
+
+int shm_note(shm_group *g, shm_call call, void **ticket) {
+    call.bare = 1;
+    if (call.kind == SHM_SEND || call.kind == SHM_RECV)
+        return shm_pair(g, call, NULL, NULL, ticket);
+    return shm_collective(g, call, NULL, NULL, ticket);
 }

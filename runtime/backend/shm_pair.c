@@ -12,7 +12,7 @@
 
 static int is_send(const shm_op *op) { return op->call.kind == SHM_SEND; }
 static int64_t all_bytes(const shm_op *op) {
-    return op->call.count * pg_dtype_size(op->call.dtype);
+    return op->call.bare ? 0 : op->call.count * pg_dtype_size(op->call.dtype);
 }
 
 static shm_pipe *pipe_of(const shm_op *op) {

@@ -1,8 +1,10 @@
 /* ops_ids.c: ops that take or give ids: embedding, argmax, sampling; and the check of ids itself.
  *
- * A kernel trusts its ids, so they are checked here first, on the device, by one small kernel. */
+ * A kernel trusts its ids, so they are checked here first: against the range that was noted when
+ * they were written, which costs nothing; else on the device, by one small kernel and a wait. */
 #include <math.h>
 #include <stdio.h>
+#include "../../kernels/ids.h"
 #include "ops_nn.h"
 
 int pg_ids_dtype(const char *op, const char *what, const pg_tensor *ids) {
@@ -11,11 +13,44 @@ int pg_ids_dtype(const char *op, const char *what, const pg_tensor *ids) {
                    pg_shape_text(ids));
 }
 
+/* Two negative values are one more than a range holds: the ids then count as unknown. */
+static void widen(pg_id_range *range, int64_t high, int64_t negative) {
+    if (high > range->high) range->high = high;
+    if (negative && range->negative && negative != range->negative) range->known = 0;
+    if (negative) range->negative = negative;
+}
+
+pg_id_range pg_ids_range(const void *ids, int64_t n, int dtype) {
+    pg_id_range range = {dtype == PG_I32 || dtype == PG_I64, 0, 0};
+    for (int64_t i = 0; range.known && i < n; i++) {
+        int64_t id = id_at(ids, i, dtype);
+        widen(&range, id, id < 0 ? id : 0);
+    }
+    return range;
+}
+
+void pg_ids_note(const pg_tensor *t, pg_id_range before, pg_id_range now) {
+    pg_storage *s = t->storage;
+    int whole = t->first == 0 && t->count * pg_dtype_size(t->dtype) == s->bytes;
+    if (!whole) { /* the other ids are as before; those written over only make the range too wide */
+        now.known = now.known && before.known;
+        widen(&now, before.high, before.negative);
+    }
+    now.known = now.known && !s->exposed;
+    s->ids = now;
+}
+
+static int known_good(const pg_id_range *range, int64_t v, const int64_t *ignore) {
+    return range->known && range->high < v &&
+           (!range->negative || (ignore && range->negative == *ignore));
+}
+
 int pg_ids_check(const pg_backend *b, const char *op, const char *what, const pg_tensor *ids,
                  int64_t v, const int64_t *ignore) {
     if (v == 0 && ids->count > 0) return pg_fail(PG_ESHAPE, "%s: the vocabulary is empty", op);
+    if (known_good(&ids->storage->ids, v, ignore)) return PG_OK;
     int64_t skip = ignore ? *ignore : 0; /* 0 is inside: skipping it changes nothing */
-    int64_t bad = b->kernels->check_ids(pg_tensor_at(ids), ids->count, v, skip, ids->dtype,
+    int64_t bad = b->kernels->check_ids(pg_tensor_peek(ids), ids->count, v, skip, ids->dtype,
                                         b->stream);
     if (bad < 0) return PG_OK;
     int32_t narrow = 0;
@@ -55,7 +90,7 @@ int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids) {
     PG_OPEN(b, "embedding", y, table, ids);
     int64_t v = table->dims[0], d = table->dims[1];
     PG_TRY(pg_ids_check(b, "embedding", "id", ids, v, NULL));
-    return b->kernels->embedding(pg_tensor_at(y), pg_tensor_at(table), pg_tensor_at(ids),
+    return b->kernels->embedding(pg_tensor_at(y), pg_tensor_at(table), pg_tensor_peek(ids),
                                  ids->count, d, v, y->dtype, ids->dtype, b->stream);
 }
 
@@ -69,8 +104,8 @@ int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *i
     PG_TRY(pg_ids_check(b, "embedding_grad", "id", ids, v, NULL));
     void *scratch;
     PG_TRY(take_scratch(&scratch, "embedding_grad", b->kernels->embedding_grad_scratch(n, v)));
-    return b->kernels->embedding_grad(pg_tensor_at(dtable), pg_tensor_at(dy), pg_tensor_at(ids), n,
-                                      d, v, add, scratch, dy->dtype, ids->dtype, b->stream);
+    return b->kernels->embedding_grad(pg_tensor_at(dtable), pg_tensor_at(dy), pg_tensor_peek(ids),
+                                      n, d, v, add, scratch, dy->dtype, ids->dtype, b->stream);
 }
 
 /* One id for each row of x [..,V], V > 0. */
@@ -84,14 +119,20 @@ static int row_ids(const char *op, const pg_tensor *ids, const char *name, const
                    op, pg_shape_text(ids), name, pg_shape_text(x));
 }
 
+/* The range of ids in [0,v), as argmax and sample give them. */
+static pg_id_range below(int64_t v) { return (pg_id_range){.known = 1, .high = v - 1}; }
+
 int pg_argmax(pg_tensor *ids, const pg_tensor *x) {
     PG_POLL();
     PG_GIVEN("argmax", ids, x);
     PG_TRY(row_ids("argmax", ids, "x", x));
     PG_APART("argmax", ids, x);
     PG_OPEN(b, "argmax", ids, x);
-    return b->kernels->argmax(pg_tensor_at(ids), pg_tensor_at(x), rows_of(x), pg_last_dim(x),
-                              x->dtype, ids->dtype, b->stream);
+    pg_id_range before = ids->storage->ids;
+    PG_TRY(b->kernels->argmax(pg_tensor_at(ids), pg_tensor_at(x), rows_of(x), pg_last_dim(x),
+                              x->dtype, ids->dtype, b->stream));
+    pg_ids_note(ids, before, below(pg_last_dim(x)));
+    return PG_OK;
 }
 
 int pg_sample(pg_tensor *ids, const pg_tensor *logits, double temperature, int64_t top_k,
@@ -113,6 +154,9 @@ int pg_sample(pg_tensor *ids, const pg_tensor *logits, double temperature, int64
     int64_t n = rows_of(logits), v = pg_last_dim(logits);
     void *scratch;
     PG_TRY(take_scratch(&scratch, "sample", b->kernels->sample_scratch(n, v)));
-    return b->kernels->sample(pg_tensor_at(ids), pg_tensor_at(logits), n, v, temperature, top_k,
-                              top_p, seed, key, first, scratch, logits->dtype, b->stream);
+    pg_id_range before = ids->storage->ids;
+    PG_TRY(b->kernels->sample(pg_tensor_at(ids), pg_tensor_at(logits), n, v, temperature, top_k,
+                              top_p, seed, key, first, scratch, logits->dtype, b->stream));
+    pg_ids_note(ids, before, below(v));
+    return PG_OK;
 }

@@ -58,7 +58,7 @@ int pg_cross_entropy(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_t
     void *scratch;
     PG_TRY(take_scratch(&scratch, "cross_entropy", b->kernels->cross_entropy_scratch(n)));
     return b->kernels->cross_entropy(pg_tensor_at(out), at_or_null(rows), pg_tensor_at(lse),
-                                     pg_tensor_at(logits), pg_tensor_at(targets), n, v, ignore,
+                                     pg_tensor_at(logits), pg_tensor_peek(targets), n, v, ignore,
                                      at_or_null(step), scratch, logits->dtype, targets->dtype,
                                      b->stream);
 }
@@ -90,6 +90,6 @@ int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_t
     PG_TRY(pg_ids_check(b, "cross_entropy_grad", "target", targets, v, &ignore));
     return b->kernels->cross_entropy_grad(
         pg_tensor_at(dlogits), pg_tensor_at(dloss), per_row, pg_tensor_at(logits),
-        pg_tensor_at(targets), pg_tensor_at(lse), at_or_null(out), n, v, ignore, at_or_null(step),
+        pg_tensor_peek(targets), pg_tensor_at(lse), at_or_null(out), n, v, ignore, at_or_null(step),
         add, logits->dtype, targets->dtype, b->stream);
 }

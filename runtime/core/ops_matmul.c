@@ -116,3 +116,15 @@ int pg_matmul(pg_tensor *out, const pg_tensor *a, const pg_tensor *b, const pg_g
     return backend->kernels->gemm(pg_tensor_at(out), pg_tensor_at(a), pg_tensor_at(b), &g,
                                   backend->stream);
 }
+
+const char *pg_gemm_choices(void) {
+    const pg_backend *b = pg_backend_device();
+    return b && b->kernels && b->kernels->gemm_choices ? b->kernels->gemm_choices() : "";
+}
+
+int pg_gemm_adopt(const char *text) {
+    if (!text) return pg_fail(PG_EINVAL, "gemm_adopt: the text is missing");
+    const pg_backend *b = pg_backend_device();
+    if (!b) return PG_EDEVICE;
+    return b->kernels && b->kernels->gemm_adopt ? b->kernels->gemm_adopt(text) : PG_OK;
+}

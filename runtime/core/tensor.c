@@ -96,8 +96,13 @@ int64_t pg_tensor_count(const pg_tensor *t) { return t ? t->count : 0; }
 int pg_tensor_dtype(const pg_tensor *t) { return t ? t->dtype : -1; }
 int pg_tensor_handles(const pg_tensor *t) { return t ? t->storage->handles : 0; }
 
-void *pg_tensor_at(const pg_tensor *t) {
+const void *pg_tensor_peek(const pg_tensor *t) {
     return t->storage->block ? (char *)t->storage->block + t->first * pg_dtype_size(t->dtype) : NULL;
+}
+
+void *pg_tensor_at(const pg_tensor *t) {
+    t->storage->ids.known = 0;
+    return (void *)pg_tensor_peek(t);
 }
 
 int pg_tensor_usable(const pg_tensor *t, const char *op) {
@@ -115,6 +120,7 @@ int pg_tensor_usable(const pg_tensor *t, const char *op) {
 void *pg_tensor_data(pg_tensor *t) {
     const pg_backend *b = pg_backend_now();
     if (!b || !b->kernels || !b->memory->host_visible || pg_tensor_usable(t, "data") < 0) return NULL;
+    t->storage->exposed = 1;
     return pg_tensor_at(t);
 }
 
@@ -135,8 +141,14 @@ int pg_tensor_write(pg_tensor *t, int64_t first, const void *src, int64_t bytes)
     if (!b) return PG_EDEVICE;
     PG_TRY(pg_tensor_usable(t, "write"));
     if (!b->kernels || !bytes) return PG_OK;
-    char *at = (char *)pg_tensor_at(t) + first * pg_dtype_size(t->dtype);
-    return b->memory->upload(at, src, bytes, b->stream);
+    int64_t size = pg_dtype_size(t->dtype);
+    pg_id_range before = t->storage->ids;
+    PG_TRY(b->memory->upload((char *)pg_tensor_at(t) + first * size, src, bytes, b->stream));
+    pg_tensor span = *t; /* the elements written */
+    span.first += first;
+    span.count = bytes / size;
+    pg_ids_note(&span, before, pg_ids_range(src, span.count, t->dtype));
+    return PG_OK;
 }
 
 int pg_tensor_read(const pg_tensor *t, int64_t first, void *dst, int64_t bytes) {
@@ -149,7 +161,7 @@ int pg_tensor_read(const pg_tensor *t, int64_t first, void *dst, int64_t bytes) 
                        "not known", pg_shape_text(t));
     PG_TRY(pg_tensor_usable(t, "read"));
     if (!bytes) return PG_OK;
-    const char *at = (const char *)pg_tensor_at(t) + first * pg_dtype_size(t->dtype);
+    const char *at = (const char *)pg_tensor_peek(t) + first * pg_dtype_size(t->dtype);
     return b->memory->download(dst, at, bytes, b->stream);
 }
 
@@ -160,6 +172,7 @@ int pg_storage_drop(pg_tensor *t, const char *name) {
     if (!s->dropped) return no_handle("drop");
     if (s->block) pg_pool_give(s->block, s->bytes, s->tag);
     s->block = NULL;
+    s->ids.known = 0;
     return PG_OK;
 }
 

@@ -72,6 +72,7 @@ static int make_slots(pg_prefetch *p) {
 static int start_thread(pg_prefetch *p) {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* of a file cut short: whoever handles it is to tell */
     pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits it */
     int error = pthread_create(&p->thread, NULL, read_ahead, p);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -21,8 +21,8 @@
 #include "launch.h"
 
 #define SECOND     1000000000ll
-#define TERM_AFTER (3 * SECOND) /* after a death: the others may end by themselves until then */
-#define KILL_AFTER (8 * SECOND)
+#define TERM_AFTER (2 * SECOND)  /* after a death: the others may end by themselves until then */
+#define KILL_AFTER (6 * SECOND)  /* 10 s are promised; a machine may be slow */
 #define ASKED_KILL (32 * SECOND) /* after SIGINT or SIGTERM: a rank may save for 30 s */
 #define DRAIN      (1 * SECOND)  /* for output that a rank's own children still hold */
 
@@ -210,6 +210,7 @@ static int open_world(host_world *w, const host_options *o) {
     sigemptyset(&watched);
     for (int i = 0; i < 4; i++) sigaddset(&watched, watch_for[i]);
     sigprocmask(SIG_BLOCK, &watched, NULL);
+    signal(SIGPIPE, SIG_IGN); /* relay.c hands it on to the rank */
     w->signals = signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC);
     return w->signals < 0 ? pg_fail(PG_EIO, "signalfd: %s", strerror(errno)) : PG_OK;
 }
@@ -228,8 +229,8 @@ static void tell(const host_world *w) {
     int killed = 0;
     for (int i = 0; i < w->size; i++) killed += w->children[i].killed != 0;
     if (killed)
-        fprintf(stderr, "    %d of the others did not end by themselves and were stopped\n",
-                killed);
+        fprintf(stderr, "    %d of the others did not end by %s and %s stopped\n", killed,
+                killed == 1 ? "itself" : "themselves", killed == 1 ? "was" : "were");
 }
 
 int host_launch(const host_options *o, int argc, char **argv) {

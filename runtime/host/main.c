@@ -1,11 +1,22 @@
 /* main.c: from the command line to one of the two ways a pgrun goes: start ranks, or run Lua. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <luajit.h>
 
 #include "../backend/page.h"
 #include "host.h"
+
+/* Where pgrun starts with one of them closed, a run's file would take its number and its lines. */
+static void keep_standard_streams(void) {
+    for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
+        if (fd <= STDERR_FILENO) continue;
+        close(fd);
+        return;
+    }
+}
 
 static int start_rank(const host_options *o) {
     setvbuf(stdout, NULL, _IOLBF, 0); /* a line printed is a line kept, however this rank ends */
@@ -35,6 +46,7 @@ static int start_ranks(const host_options *o, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     host_options o;
+    keep_standard_streams();
     int rc = host_options_read(&o, argc, argv);
     if (rc) return rc;
     if (o.help) {

@@ -98,6 +98,7 @@ int host_show_error(lua_State *L) {
     char first_line[1024];
     snprintf(first_line, sizeof first_line, "%.*s", (int)strcspn(message, "\n"), message);
     if (who.rank && !sign && host_first_failed(SAME_MISTAKE, first_line)) { /* rank 0 tells it */
+        pg_status_fail(first_line); /* after rank 0, so that this end is not taken for the first */
         lua_pop(L, 1);
         return HOST_FAILED;
     }

@@ -24,7 +24,11 @@ static volatile sig_atomic_t claimed;
 
 int host_signal_seen(void) { return seen; }
 int host_stop_requested(void) { return stop; }
-void host_claim_stop(int yes) { claimed = yes; }
+/* A loop that has claimed the stop also sees for itself that nobody reads its lines. */
+void host_claim_stop(int yes) {
+    claimed = yes;
+    signal(SIGPIPE, yes ? SIG_IGN : SIG_DFL);
+}
 
 static void stop_hook(lua_State *L, lua_Debug *d) {
     (void)d;
@@ -38,6 +42,15 @@ static void on_alarm(int signal_number) {
     if (write(STDERR_FILENO, text, sizeof text - 1) < 0) { /* nothing to be done about it */
     }
     _exit(128 + (seen ? seen : stop ? stop : SIGINT));
+}
+
+/* Reading a mapped file beyond its end; the signal then does what it would have done. */
+static void on_bus(int number) {
+    static const char text[] = "pgrun: a data file was cut short while it was read\n";
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) { /* nothing to be done about it */
+    }
+    signal(number, SIG_DFL);
+    raise(number);
 }
 
 static void on_signal(int number) {
@@ -72,6 +85,7 @@ void host_signals_install(lua_State *L) {
     handle(SIGALRM, on_alarm);
     handle(SIGINT, on_signal);
     handle(SIGTERM, on_signal);
+    handle(SIGBUS, on_bus);
     signal(SIGPIPE, SIG_DFL);
 }
 

@@ -1,4 +1,5 @@
 /* Attention: value against a loop in double, gradients against finite differences, masks, dropout. */
+#include <omp.h>
 #include "numbers.h"
 
 typedef struct {
@@ -114,8 +115,10 @@ static void value_agrees_with_a_loop(void **state) {
     }
     const shape large[] = {{2, 130, 130, 3, 1, 8, PG_F32, 1, 1, NULL},
                            {1, 65, 100, 1, 1, 33, PG_F32, 0, 1, NULL},
+                           {1, 100, 65, 2, 1, 40, PG_F32, 0, 1, NULL},
+                           {1, 300, 300, 2, 2, 32, PG_F32, 1, 1, NULL},
                            {3, 70, 80, 2, 2, 16, PG_F32, 0, 1, short_and_none}};
-    for (size_t i = 0; i < 3; i++) check_value(&large[i]);
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) check_value(&large[i]);
 }
 
 static double weighed_out(void *context) {
@@ -250,6 +253,45 @@ static void dropout_follows_sample_and_head(void **state) {
     near_to(b.out, want, TOLERANCE_F32);
 }
 
+/* One key head: threads share its blocks of rows, and nothing else changes. */
+static void threads_do_not_change_the_bits(void **state) {
+    (void)state;
+    shape c = {1, 150, 150, 2, 1, 32, PG_F32, 1, 1, NULL};
+    attention a = prepare(&c);
+    double *first[2] = {0};
+    int threads = omp_get_max_threads();
+    for (int n = 1; n <= 3; n++) {
+        omp_set_num_threads(n);
+        ok(forward(&a));
+        ok(backward(&a, 0));
+        double *now[] = {numbers(a.out), numbers(a.dq)};
+        for (int i = 0; i < 2; i++) {
+            if (n == 1) first[i] = now[i];
+            size_t bytes = (size_t)pg_tensor_count(i ? a.dq : a.out) * sizeof(double);
+            assert_memory_equal(now[i], first[i], bytes);
+        }
+    }
+    omp_set_num_threads(threads);
+}
+
+/* Whatever lies behind a sample's length, even a NaN, reaches no result. */
+static void unseen_keys_are_not_read(void **state) {
+    (void)state;
+    static const int32_t lengths[] = {5, 37};
+    shape c = {2, 40, 40, 2, 1, 24, PG_F32, 0, 0, lengths};
+    attention a = prepare(&c);
+    for (int64_t b = 0; b < 2; b++)
+        for (int64_t i = lengths[b] * c.K; i < 40 * c.K; i++)
+            set(a.k, b * 40 * c.K + i, NAN), set(a.v, b * 40 * c.K + i, NAN);
+    ok(forward(&a));
+    ok(backward(&a, 0));
+    pg_tensor *results[] = {a.out, a.lse, a.dq, a.dk, a.dv};
+    for (int r = 0; r < 5; r++) {
+        double *x = numbers(results[r]);
+        for (int64_t i = 0; i < pg_tensor_count(results[r]); i++) assert_true(isfinite(x[i]));
+    }
+}
+
 static void bad_shapes_are_told(void **state) {
     (void)state;
     shape c = {2, 4, 5, 4, 2, 3, PG_F32, 0, 1, NULL};
@@ -282,6 +324,8 @@ int main(void) {
         cmocka_unit_test_teardown(dropout_scales_what_it_keeps, numbers_end),
         cmocka_unit_test_teardown(dropout_has_a_gradient, numbers_end),
         cmocka_unit_test_teardown(dropout_follows_sample_and_head, numbers_end),
+        cmocka_unit_test_teardown(threads_do_not_change_the_bits, numbers_end),
+        cmocka_unit_test_teardown(unseen_keys_are_not_read, numbers_end),
         cmocka_unit_test_teardown(bad_shapes_are_told, numbers_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

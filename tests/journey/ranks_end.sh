@@ -35,7 +35,7 @@ ended() {
     done
 }
 start; kill -KILL "$(cat pid2)"; ended 137
-[ "$(grep -m1 '^pgrun:' said)" = "pgrun: rank 2 was killed by SIGKILL before the first step" ] ||
+[ "$(grep -m1 '^pgrun: rank' said)" = "pgrun: rank 2 was killed by SIGKILL before the first step" ] ||
     complain "the report does not begin with rank 2"
 grep -q 'rank 0 is at its start' said || complain "the report does not tell of rank 0"
 start; kill -TERM $launcher; ended 143

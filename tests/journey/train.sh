@@ -43,3 +43,5 @@ printf 'return {\n  model = require "models.llama" {},\n  data = { batch = 4 },\
 refuse 'bad.lua:4: unknown field stepz, did you mean steps?' bad.lua
 refuse '[rank 0] bad.lua:4: ' -n 2 bad.lua
 test "$(grep -c 'rank 1] ' out)" = 0 # one rank speaks for both
+printf 'return {\n  model = require "models.llama" {},\n  data = { text = "text.txt", batch = 4 },\n  steps = 3 + pg.rank(),\n}\n' > uneven.lua
+refuse 'uneven.lua: rank 1 has other settings than rank 0' -n 2 uneven.lua

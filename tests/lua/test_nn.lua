@@ -233,4 +233,12 @@ function tests.test_recomputed_dropout_draws_the_same_masks()
 end
 
 pg.step.block() -- lives as long as the process
+function tests.test_random_calls_differ_and_keys_agree()
+  local function same(a, b) return table.concat(a:totable(), " ") == table.concat(b:totable(), " ") end
+  check.is_true(not same(pg.randn { 3 }, pg.randn { 3 }))
+  check.is_true(not same(pg.rand { 3 }, pg.rand { 3 }))
+  check.is_true(same(pg.randn({ 3 }, { key = "a" }), pg.randn({ 3 }, { key = "a" })))
+  check.is_true(not same(pg.randn({ 3 }, { key = "a" }), pg.randn({ 3 }, { key = "a", seed = 1 })))
+end
+
 check.run(tests)

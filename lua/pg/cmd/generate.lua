@@ -4,7 +4,6 @@ local c = require "pg.c"
 local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
 local generate = require "pg.generate"
-local json = require "pg.json"
 local recipe = require "pg.recipe"
 local run = require "pg.run"
 local train = require "pg.train"
@@ -20,9 +19,12 @@ end
 local function arguments(args)
   local words, o = {}, {}
   for k, v in pairs(options) do o[k] = v end
+  local plain -- after a "--" all are words
   for _, a in ipairs(args) do
     local name, value = a:match "^%-%-([%w_]+)=(.*)$"
-    if name then
+    if plain then words[#words + 1] = a
+    elseif a == "--" then plain = true
+    elseif name then
       if options[name] == nil then
         local near = c.nearest(name, { "tokens", "temperature", "top_k", "top_p", "seed" })
         usage(("unknown option --%s%s"):format(name, near and ", did you mean --" .. near .. "?" or ""))
@@ -37,12 +39,13 @@ end
 
 -- The model of a run, with the numbers of its newest valid checkpoint.
 local function load_model(folder)
-  local file = folder .. "/recipe.json"
-  if not fs.exists(file) then c.fail("generate: %s is no run (no recipe.json in it)", folder) end
-  local written = json.read(file)
-  local text = fs.read(folder .. "/recipe.lua")
-  local chunk = assert(loadstring(text, "@" .. (written.recipe or "recipe.lua")))
-  local described = recipe.model(chunk(), written.args or {}, { path = written.recipe, text = text })
+  local given, told, text = run.recipe(folder)
+  local settings = type(told.settings) == "table" and told.settings or {}
+  if type(settings.data) == "table" and settings.data.tokens then
+    c.fail("generate: %s has learnt ids whose text nobody knows (data.tokens); only runs of data.text can go on from a "
+           .. "text", folder)
+  end
+  local described = recipe.model(given, told.args, { path = told.recipe, text = text })
   local model = train.model { model = described, seed = "0", recompute = "none" }
   local newest = checkpoint.newest(folder, function(line) io.stderr:write(line, "\n") end)
   checkpoint.load_model(newest, model.segments)
@@ -50,6 +53,6 @@ local function load_model(folder)
 end
 
 local name, prompt, o = arguments { ... }
-local folder = run.folder(name)
+local folder = name:find "^%.%.?$" and name or run.folder(name)
 if not fs.is_dir(folder) and fs.is_dir(name) then folder = name end
 print(generate.text(load_model(folder), prompt, o))

@@ -34,9 +34,10 @@ function stream.open(pattern, o)
   local total = tonumber(C.pg_tokens_count(files))
   local out = math.floor(total * (o.held_out or 0))
   local name = o.name or pattern
-  local train = stream.new(files, 0, total - out, o.context, name)
-  local held = (o.held_out or 0) > 0 and stream.new(files, total - out, out, o.context, name .. " (held out)") or nil
-  return train, held
+  local kept = out > 0 and name .. " (what data.held_out leaves)" or name
+  local train = stream.new(files, 0, total - out, o.context, kept)
+  if (o.held_out or 0) == 0 then return train end
+  return train, stream.new(files, total - out, out, o.context, name .. " (data.held_out)")
 end
 
 --- s:start_of(i) -> the first token of sample i of the file order.

@@ -1,9 +1,11 @@
 -- parallel/reducer.lua: gradients summed over the dp axis, a segment at a time, started while backward
 -- still runs.  All ranks issue segments in one order (the last segment first, as backward fills them), so
 -- a segment waits for its turn; what backward never filled counts as zero and is sent at the end.
+local c = require "pg.c"
 local same_weights = require "pg.parallel.same_weights"
 local mesh = require "pg.mesh"
 local watch = require "pg.watch"
+local C = c.C
 
 local reducer = {}
 local Reducer = {}
@@ -58,14 +60,24 @@ function Reducer:finish()
   self.works = {}
 end
 
--- What an optimiser does before it updates: once, see that all ranks hold the same weights; then, unless the
--- trainer has done so during backward, sum the gradients.
+--- reducer.average(segments): their gradients averaged over the ranks, without overlap: what a loss of a plain
+-- script wants, as DistributedDataParallel does it.
+function reducer.average(segments)
+  local r = reducer.new(segments)
+  r:finish()
+  local size = r.axis.size
+  if size == 1 then return end
+  for _, s in ipairs(segments) do c.check(C.pg_axpby(s.grad.raw, s.grad.raw, 1 / size, 0)) end
+end
+
+-- What an optimiser does before it updates: once, see that all ranks hold the same weights; then average,
+-- unless the trainer has summed the gradients of its shares during backward.
 local function before_step(optim, reduced)
   if not optim.agreed then
     same_weights.check(optim.segments)
     optim.agreed = true
   end
-  if not reduced then reducer.new(optim.segments):finish() end
+  if not reduced then reducer.average(optim.segments) end
 end
 
 --- reducer.attach(optim) -> optim, whose step() now works over the dp axis.

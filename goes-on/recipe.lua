@@ -1,2 +1,0 @@
-
--- run as: pgrun tests/training.lua --run=./goes-on

@@ -1,0 +1,61 @@
+/* rows.cuh: two ways to go over rows, for swiglu.cu, rope.cu, embed.cu, loss.cu and sample.cu.
+ *
+ * Many rows of equal work for every element: a grid of two dimensions, so that no thread divides.
+ * One row for a block, whose results are numbers of the row: walk_row(), which takes 16 bytes at a
+ * time also where an odd row length (a vocabulary of 50257) leaves rows off their boundary. */
+#ifndef PG_ROWS_CUH
+#define PG_ROWS_CUH
+#include "common.cuh"
+
+/* ---- rows of elements ---- */
+#define ROWS_THREADS 256
+/* Threads along a row of that many items, and over them rows up to ROWS_THREADS. */
+static inline dim3 rows_block(int64_t items) {
+    unsigned along = (unsigned)pg_min64(ROWS_THREADS, (items + 31) / 32 * 32);
+    return dim3(along, ROWS_THREADS / along);
+}
+static inline dim3 rows_grid(int64_t rows, int64_t items, dim3 block) {
+    return dim3((unsigned)((items + block.x - 1) / block.x),
+                (unsigned)pg_min64((rows + block.y - 1) / block.y, 65535));
+}
+/* The thread's item of a row, and its first row; the next is all_rows() further. */
+__device__ __forceinline__ int64_t row_item(void) { return grid_thread(); }
+__device__ __forceinline__ int64_t first_row(void) {
+    return (int64_t)blockIdx.y * blockDim.y + threadIdx.y;
+}
+__device__ __forceinline__ int64_t all_rows(void) { return (int64_t)gridDim.y * blockDim.y; }
+
+/* ---- a block for a row ---- */
+/* Threads for a row of v elements: about four packs each, so that loads are in flight together. */
+static inline unsigned row_threads(int64_t v, int W) {
+    return (unsigned)pg_max64(32, pg_min64(512, (v / (4 * W) + 31) / 32 * 32));
+}
+
+/* f(values, i) for all of x[0..v): values is an array of W numbers that start at i, or of one.
+ * W > 1: x, and what f reads and writes beside it, lie equally far behind a 16-byte boundary. */
+template <int W, typename T, typename F>
+__device__ __forceinline__ void walk_row(const T *x, int64_t v, F f) {
+    int64_t head = W > 1 ? (16 - (uintptr_t)x % 16) % 16 / sizeof(T) : 0;
+    head = head < v ? head : v;
+    int64_t packs = (v - head) / W, tail = head + packs * W;
+    for (int64_t p = threadIdx.x; p < packs; p += 2 * blockDim.x) {
+        int64_t q = p + blockDim.x; /* two in flight before the first is used */
+        real<T> first[W], second[W];
+        load<T, W>(first, x + head + p * W);
+        if (q < packs) load<T, W>(second, x + head + q * W);
+        f(first, head + p * W);
+        if (q < packs) f(second, head + q * W);
+    }
+    for (int64_t i = threadIdx.x; i < head + v - tail; i += blockDim.x) {
+        int64_t at = i < head ? i : tail + i - head;
+        real<T> one[1] = {to_real(x[at])};
+        f(one, at);
+    }
+}
+/* ---- exponentials ---- */
+/* As exact as T needs: the fast one errs by 2^-22 of its value for arguments to -10, far below the
+ * rounding of bf16 and f16. */
+template <typename T> __device__ __forceinline__ real<T> exp_for(real<T> x) { return exp(x); }
+template <> __device__ __forceinline__ float exp_for<bf16>(float x) { return __expf(x); }
+template <> __device__ __forceinline__ float exp_for<f16>(float x) { return __expf(x); }
+#endif

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LINGER 3.0 /* seconds that rank 0 stays for the others to hear how it ended */
+
 nccl_world nccl = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 600};
 
 static void timeout(double seconds) {
@@ -114,7 +116,7 @@ static void leave_world(void) {
         pg_store_set(nccl.store, "failed", text, sizeof text); /* others may be gone; no matter */
     }
     nccl_close();
-    if (nccl.store) pg_store_close(nccl.store);
+    if (nccl.store) pg_store_close(nccl.store, LINGER);
     else pg_collectives_shm.shutdown();
     nccl.store = NULL;
 }

@@ -54,9 +54,10 @@ void nccl_recycle(nccl_op *op) {
 static void give_up(nccl_op *op, const nccl_group *g) {
     void *note = op->note;
     op->note = NULL;
-    if (note) shm_wait(note); /* it ends at once: the group is marked broken */
+    /* a comparison under way ends at once, since the group is marked broken */
+    int same = !op->code && (!note || shm_wait(note) == PG_OK);
+    int came = same && cudaEventQuery(op->done) == cudaSuccess; /* before the group broke */
     op->finished = 1;
-    int came = cudaEventQuery(op->done) == cudaSuccess; /* it ended before the group broke */
     if (!came) op->code = g->code;
     if (!op->waited) return;
     if (came) {
@@ -125,6 +126,7 @@ void nccl_sweep(nccl_lane *lane) {
             if (code < 0) {
                 char text[SHM_TEXT];
                 snprintf(text, sizeof text, "%.999s", pg_errmsg());
+                op->code = code; /* its numbers are wrong even if they came */
                 nccl_break(op->group, code, text);
                 return;
             }
@@ -216,8 +218,10 @@ static void look(void) {
     char failed[SHM_TEXT];
     int code, known = 0;
     int64_t now = pg_page_clock();
-    if (nccl.store && watch.looks % FAR == 0)
+    if (nccl.store && watch.looks % FAR == 0) {
         known = pg_store_look(nccl.store, &code, "failed", failed, sizeof failed) == sizeof failed;
+        if (code < 0) known = snprintf(failed, sizeof failed, "%.900s", pg_errmsg()) > 0;
+    }
     for (nccl_group *g = nccl.groups; g; g = g->next) {
         if (g->code || look_at_others(g, known ? failed : NULL)) continue;
         for (int i = 0; i < LANES && !g->code; i++) {

@@ -53,8 +53,8 @@ struct pg_store {
     int quit; /* rank 0: an eventfd that ends the thread */
     pthread_t thread;
     item *items;
-    caller *callers;
-    int count;
+    caller *callers; /* of the thread alone */
+    _Atomic int count;
 };
 
 static int is_loopback(const char *host) {
@@ -297,7 +297,7 @@ int pg_store_open(pg_store **out, const char *host, int port, const char *job, i
     int rc = s->fd < 0 ? pg_fail(PG_ECOMM, "store: socket: %s", strerror(errno))
              : rank    ? join(s, &p, seconds)
                        : start_serving(s, &p);
-    if (rc < 0) pg_store_close(s);
+    if (rc < 0) pg_store_close(s, 0);
     else *out = s;
     return rc;
 }
@@ -353,8 +353,11 @@ int pg_store_get(pg_store *s, const char *key, void *data, int bytes, double sec
     }
 }
 
-void pg_store_close(pg_store *s) {
+void pg_store_close(pg_store *s, double seconds) {
     if (!s) return;
+    for (int64_t end = pg_page_clock() + (int64_t)(seconds * 1e9);
+         s->quit >= 0 && atomic_load(&s->count) && pg_page_clock() < end;)
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000l}, NULL);
     if (s->quit >= 0) {
         if (eventfd_write(s->quit, 1) == 0) pthread_join(s->thread, NULL);
         close(s->quit);

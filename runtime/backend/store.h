@@ -20,5 +20,6 @@ int pg_store_set(pg_store *s, const char *key, const void *data, int bytes);
 int pg_store_look(pg_store *s, int *code, const char *key, void *data, int room);
 /* Waits for the key; its value has exactly `bytes`. */
 int pg_store_get(pg_store *s, const char *key, void *data, int bytes, double seconds);
-void pg_store_close(pg_store *s); /* rank 0: what others still ask is refused from here on */
+/* Rank 0 stays until the others have left, so many seconds at most. */
+void pg_store_close(pg_store *s, double seconds);
 #endif

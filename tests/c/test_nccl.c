@@ -207,6 +207,7 @@ static void cancel(world *w) {
     static int32_t x[LARGE];
     void *t;
     if (w->rank == 0) {
+        usleep(300000); /* the others wait by then */
         must_ok(OPS.cancel(w->group, "enough"));
     } else {
         must_ok(OPS.allreduce(w->group, x, LARGE, PG_I32, PG_OP_SUM, &t));
@@ -222,11 +223,12 @@ static void interrupt(world *w) {
     int32_t x = 1;
     void *t;
     if (w->rank == 0) {
+        usleep(300000); /* rank 1 is past the barrier */
         pg_interrupt(1);
         must_refuse(PG_EINTR, "interrupted", OPS.allreduce(w->group, &x, 1, PG_I32, PG_OP_SUM, &t));
         pg_interrupt(0);
     } else {
-        usleep(300000); /* rank 0 waits alone by then */
+        usleep(800000); /* rank 0 waits alone by then */
         must_refuse(PG_ECANCEL, "rank 0 was interrupted",
                     OPS.allreduce(w->group, &x, 1, PG_I32, PG_OP_SUM, &t));
     }

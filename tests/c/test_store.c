@@ -41,7 +41,7 @@ static int ring_member(int argument) {
         snprintf(key, sizeof key, "end/%d", r);
         must_ok(pg_store_get(s, key, &value, 0, LONG));
     }
-    pg_store_close(s);
+    pg_store_close(s, 0);
     return 0;
 }
 
@@ -79,7 +79,7 @@ static void test_strangers_are_refused(void **state) {
     memset(key, 'k', PG_STORE_KEY);
     key[PG_STORE_KEY] = 0;
     refuses(PG_EINVAL, "store: key of 128", pg_store_set(s, key, "", 0));
-    pg_store_close(s);
+    pg_store_close(s, 0);
 }
 
 static int orphan(int argument) {
@@ -88,7 +88,7 @@ static int orphan(int argument) {
     must_ok(pg_store_open(&s, "127.0.0.1", argument, JOB, 1, 2, LONG));
     must_ok(pg_store_set(s, "here", "", 0));
     must_refuse(PG_ECOMM, "rank 0", pg_store_get(s, "never", &value, 8, LONG));
-    pg_store_close(s);
+    pg_store_close(s, 0);
     return 0;
 }
 
@@ -99,7 +99,7 @@ static void test_rank_0_goes(void **state) {
     ok(pg_store_open(&s, "127.0.0.1", port, JOB, 0, 2, LONG));
     pid_t pid = child(orphan, port);
     ok(pg_store_get(s, "here", &nothing, 0, LONG));
-    pg_store_close(s);
+    pg_store_close(s, 0);
     assert_int_equal(ended(pid), 0);
 }
 
@@ -124,12 +124,12 @@ static void test_tcp(void **state) {
         pg_store *mine;
         must_ok(pg_store_open(&mine, "0", port, JOB, 1, 2, LONG));
         must_ok(pg_store_set(mine, "here", "", 0));
-        pg_store_close(mine);
+        pg_store_close(mine, 0);
         _exit(0);
     }
     ok(pg_store_get(s, "here", &nothing, 0, LONG));
     assert_int_equal(ended(pid), 0);
-    pg_store_close(s);
+    pg_store_close(s, 0);
 }
 
 int main(void) {

@@ -11,12 +11,12 @@ local function mentioned(name)
   return tour:find("%f[%w_]" .. plain .. "%f[^%w_]") ~= nil
 end
 
--- The stem of a file, or a shorter one that a "*" in the tour stands for (shm* for shm_ops).
+-- The stem of a file, or a part of it beside a "*" in the tour (shm* for shm_ops, *_cudnn for plan_cudnn).
 local function in_tour(path)
   local stem = path:match "([^/]+)%.%w+$"
   if mentioned(stem) or mentioned((stem:gsub("_typed$", ""))) then return true end
   for n = #stem, 2, -1 do
-    if tour:find(stem:sub(1, n) .. "*", 1, true) then return true end
+    if tour:find(stem:sub(1, n) .. "*", 1, true) or tour:find("`*" .. stem:sub(-n), 1, true) then return true end
   end
   local whole = { cmd = true, ops = true, data = true, help = true } -- folders named as one
   local folder = path:match "([^/]+)/[^/]+$"

@@ -18,8 +18,8 @@ enum { BUCKETS = 256 };
 static struct { /* of the process: one device, one stream */
     cudnnHandle_t handle;
     cudaStream_t stream;
-    int failed;                /* there is no cuDNN here */
-    int hopper;                /* the card's compute capability is 9.x */
+    int failed; /* there is no cuDNN here */
+    int hopper; /* the card's compute capability is 9.x */
     sdpa_plan *buckets[BUCKETS];
 } dnn;
 
@@ -44,12 +44,23 @@ static cudnnHandle_t started(void) {
 /* ---- plans ---- */
 static sdpa_shape shape_of(const pg_attn_args *a, int backward, int apart) {
     int64_t H = a->heads * a->width, G = a->kv_heads * a->width;
-    return (sdpa_shape){.batch = a->batch, .rows = a->rows, .keys = a->keys, .heads = a->heads,
-                        .kv_heads = a->kv_heads, .width = a->width, .q_stride = a->q_stride,
+    return (sdpa_shape){.batch = a->batch,
+                        .rows = a->rows,
+                        .keys = a->keys,
+                        .heads = a->heads,
+                        .kv_heads = a->kv_heads,
+                        .width = a->width,
+                        .q_stride = a->q_stride,
                         .kv_stride = a->kv_stride,
-                        .dq_stride = !backward ? 0 : apart ? H : a->q_stride,
-                        .dkv_stride = !backward ? 0 : apart ? G : a->kv_stride,
-                        .dtype = a->dtype, .causal = a->causal != 0, .lengths = a->lengths != NULL,
+                        .dq_stride = !backward ? 0
+                                     : apart   ? H
+                                               : a->q_stride,
+                        .dkv_stride = !backward ? 0
+                                      : apart   ? G
+                                                : a->kv_stride,
+                        .dtype = a->dtype,
+                        .causal = a->causal != 0,
+                        .lengths = a->lengths != NULL,
                         .deterministic = backward && pg_wants_deterministic(),
                         .backward = backward};
 }
@@ -60,9 +71,8 @@ static void warn_if_slow(const sdpa_plan *p) {
     fprintf(stderr,
             "pgrun: attention%s [%lld,%lld] x [%lld], %lld heads of %lld: cuDNN %zu took engine "
             "%d, not its Hopper kernel; expect a fraction of the speed\n",
-            s->backward ? "_grad" : "", (long long)s->batch, (long long)s->rows,
-            (long long)s->keys, (long long)s->heads, (long long)s->width,
-            p->graph.lib->version(), p->engine);
+            s->backward ? "_grad" : "", (long long)s->batch, (long long)s->rows, (long long)s->keys,
+            (long long)s->heads, (long long)s->width, p->graph.lib->version(), p->engine);
 }
 
 /* The plan of a shape, or NULL where cuDNN has none. */
@@ -93,7 +103,7 @@ int cuda_attention_by_cudnn(const pg_attn_args *a, int backward) {
 }
 
 /* ---- scratch ---- */
-typedef struct {                 /* bytes from its start */
+typedef struct { /* bytes from its start */
     int64_t delta, sum, rows, keys, end;
 } layout;
 
@@ -134,8 +144,7 @@ static int run(sdpa_plan *p, void **tensors, const pg_attn_args *a, void *scratc
     tensors[SDPA_SCALE] = &scale, tensors[SDPA_NEG_INF] = &neg_inf, tensors[SDPA_ONE] = &one;
     tensors[SDPA_DELTA] = at + l.delta, tensors[SDPA_DQ_SUM] = at + l.sum;
     tensors[SDPA_ROWS] = at + l.rows, tensors[SDPA_KEYS] = at + l.keys;
-    if (a->lengths)
-        PG_TRY(cuda_attention_lengths(tensors[SDPA_ROWS], tensors[SDPA_KEYS], a, s));
+    if (a->lengths) PG_TRY(cuda_attention_lengths(tensors[SDPA_ROWS], tensors[SDPA_KEYS], a, s));
     return sdpa_launch(p, dnn.handle, tensors, scratch);
 }
 
@@ -171,8 +180,10 @@ static int by_detour(sdpa_plan *p, void **tensors, void *const to[3], const pg_a
     for (int i = 0; i < 3; i++) bytes += whole(rows[i] * heads[i] * K * half);
     if (cudaMallocAsync((void **)&block, (size_t)bytes, s) != cudaSuccess) {
         cudaGetLastError();
-        return pg_fail(PG_ENOMEM, "attention_grad: %lld bytes for gradients to be added; ask for "
-                       "all of dq, dk, dv and do not add", (long long)bytes);
+        return pg_fail(PG_ENOMEM,
+                       "attention_grad: %lld bytes for gradients to be added; ask for "
+                       "all of dq, dk, dv and do not add",
+                       (long long)bytes);
     }
     int64_t at = 0;
     for (int i = 0; i < 3; i++) {
@@ -202,8 +213,11 @@ int cuda_attention_grad(void *dq, void *dk, void *dv, const void *dout, const vo
         if (p && layout_of(p).end > layout_of(direct).end) p = NULL;
     }
     if (!p) return cuda_attention_plain_grad(dq, dk, dv, dout, out, lse, a, add, scratch, s);
-    void *tensors[SDPA_TENSORS] = {[SDPA_DOUT] = (void *)dout, [SDPA_OUT] = (void *)out,
-                                   [SDPA_STATS] = (void *)lse, [SDPA_DQ] = dq, [SDPA_DK] = dk,
+    void *tensors[SDPA_TENSORS] = {[SDPA_DOUT] = (void *)dout,
+                                   [SDPA_OUT] = (void *)out,
+                                   [SDPA_STATS] = (void *)lse,
+                                   [SDPA_DQ] = dq,
+                                   [SDPA_DK] = dk,
                                    [SDPA_DV] = dv};
     if (detour) return by_detour(p, tensors, to, a, add, scratch, s);
     PG_TRY(run(p, tensors, a, scratch, s));

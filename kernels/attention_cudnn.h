@@ -46,12 +46,24 @@ typedef struct {
 /* Tensors in memory and numbers passed by value, by their number in a graph. */
 enum sdpa_tensor {
     SDPA_NONE,
-    SDPA_Q, SDPA_K, SDPA_V, SDPA_OUT, SDPA_STATS,
-    SDPA_DOUT, SDPA_DQ, SDPA_DK, SDPA_DV, SDPA_DQ_SUM, SDPA_DELTA,
-    SDPA_ROWS, SDPA_KEYS,                 /* i32 [B]: rows and keys of each sample */
-    SDPA_SCALE, SDPA_NEG_INF, SDPA_ONE,   /* host floats */
+    SDPA_Q,
+    SDPA_K,
+    SDPA_V,
+    SDPA_OUT,
+    SDPA_STATS,
+    SDPA_DOUT,
+    SDPA_DQ,
+    SDPA_DK,
+    SDPA_DV,
+    SDPA_DQ_SUM,
+    SDPA_DELTA,
+    SDPA_ROWS,
+    SDPA_KEYS, /* i32 [B]: rows and keys of each sample */
+    SDPA_SCALE,
+    SDPA_NEG_INF,
+    SDPA_ONE, /* host floats */
     SDPA_TENSORS,
-    SDPA_VIRTUAL = 100                    /* from here on: values inside the kernel */
+    SDPA_VIRTUAL = 100 /* from here on: values inside the kernel */
 };
 
 /* ---- graph_cudnn.c ----
@@ -85,7 +97,9 @@ void graph_set_desc(sdpa_graph *g, cudnnBackendDescriptor_t d, cudnnBackendAttri
 int graph_ok(sdpa_graph *g, cudnnStatus_t status, const char *what);
 void graph_finalize(sdpa_graph *g, cudnnBackendDescriptor_t d, const char *what);
 
-typedef struct { int64_t at[4]; } dims4;
+typedef struct {
+    int64_t at[4];
+} dims4;
 graph_tensor graph_memory(sdpa_graph *g, int64_t number, cudnnDataType_t type, dims4 dim,
                           dims4 stride);
 graph_tensor graph_number(sdpa_graph *g, int64_t number);

@@ -24,8 +24,8 @@ typedef struct {
 static struct {
     choice *list;
     int64_t n, room;
-    char loaded[4096];  /* the file that was read */
-    char *text;         /* what cuda_gemm_choices gave out */
+    char loaded[4096]; /* the file that was read */
+    char *text;        /* what cuda_gemm_choices gave out */
 } memory;
 
 /* "VERSION <tab> CARD <tab>" of this process. */
@@ -34,7 +34,8 @@ static const char *own_prefix(void) {
     struct cudaDeviceProp card;
     int device = 0;
     if (text[0]) return text;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&card, device) != cudaSuccess)
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaGetDeviceProperties(&card, device) != cudaSuccess)
         strcpy(card.name, "?");
     snprintf(text, sizeof text, "%zu\t%s\t", cublasLtGetVersion(), card.name);
     return text;
@@ -132,7 +133,8 @@ static char *read_file(const char *path, int *rc) {
     long bytes = ftell(f);
     rewind(f);
     if (bytes >= 0 && bytes <= FILE_MOST) text = calloc(1, (size_t)bytes + 1);
-    if (!text || fread(text, 1, (size_t)bytes, f) != (size_t)bytes || strlen(text) != (size_t)bytes) {
+    if (!text || fread(text, 1, (size_t)bytes, f) != (size_t)bytes ||
+        strlen(text) != (size_t)bytes) {
         free(text);
         text = NULL;
         *rc = pg_fail(PG_EIO, "gemm choices: cannot be read as text");

@@ -25,15 +25,22 @@ static int64_t epilogue_of(const gemm_call *call, int gelu) {
 
 static gemm_key key_of(const pg_gemm_args *g, const gemm_call *call, int gelu, int adds) {
     int many = g->batch > 1;
-    gemm_key key = {{[GEMM_M] = g->m, [GEMM_N] = g->n, [GEMM_K] = g->k, [GEMM_BATCH] = g->batch,
-                     [GEMM_LDA] = g->lda, [GEMM_LDB] = g->ldb, [GEMM_LDC] = g->ldc,
+    gemm_key key = {{[GEMM_M] = g->m,
+                     [GEMM_N] = g->n,
+                     [GEMM_K] = g->k,
+                     [GEMM_BATCH] = g->batch,
+                     [GEMM_LDA] = g->lda,
+                     [GEMM_LDB] = g->ldb,
+                     [GEMM_LDC] = g->ldc,
                      [GEMM_STRIDE_A] = many ? g->stride_a : 0,
                      [GEMM_STRIDE_B] = many ? g->stride_b : 0,
                      [GEMM_STRIDE_C] = many ? g->stride_c : 0,
-                     [GEMM_DTYPE] = g->dtype, [GEMM_DTYPE_C] = g->dtype_c,
+                     [GEMM_DTYPE] = g->dtype,
+                     [GEMM_DTYPE_C] = g->dtype_c,
                      [GEMM_TRANSPOSE_A] = g->transpose_a != 0,
                      [GEMM_TRANSPOSE_B] = g->transpose_b != 0,
-                     [GEMM_EPILOGUE] = epilogue_of(call, gelu), [GEMM_ADDS] = adds,
+                     [GEMM_EPILOGUE] = epilogue_of(call, gelu),
+                     [GEMM_ADDS] = adds,
                      [GEMM_ON_DEVICE] = g->scale_a || g->scale_b,
                      [GEMM_TF32] = g->dtype == PG_F32 && pg_tf32_allowed()}};
     key.at[GEMM_ALIGN] = alignment(call->b) | alignment(call->a) << 4 | alignment(call->c) << 8 |
@@ -54,7 +61,8 @@ static int product(gemm_call call, const pg_gemm_args *g, int gelu, double beta)
     if (g->scale_a || g->scale_b) {
         char *scalars = gemm_scalars();
         PG_TRY(cuda_gemm_scalars(scalars, g, beta, call.stream));
-        call.alpha = scalars, call.beta = scalars + pg_dtype_size(g->dtype == PG_F64 ? PG_F64 : PG_F32);
+        call.alpha = scalars,
+        call.beta = scalars + pg_dtype_size(g->dtype == PG_F64 ? PG_F64 : PG_F32);
     }
     gemm_key key = key_of(g, &call, gelu, beta != 0);
     gemm_plan *plan;
@@ -98,8 +106,10 @@ static int in_two_passes(gemm_call call, const pg_gemm_args *g) {
         int64_t bytes = span * pg_dtype_size(g->dtype_c);
         if (cudaMallocAsync(&block, (size_t)bytes, call.stream) != cudaSuccess) {
             cudaGetLastError();
-            return pg_fail(PG_ENOMEM, "matmul: %lld bytes for the value before the epilogue; "
-                           "pass aux, or beta 0", (long long)bytes);
+            return pg_fail(PG_ENOMEM,
+                           "matmul: %lld bytes for the value before the epilogue; "
+                           "pass aux, or beta 0",
+                           (long long)bytes);
         }
         z = block;
     }

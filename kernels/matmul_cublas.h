@@ -26,16 +26,25 @@ extern "C" {
 /* All that the choice of an algorithm depends on.  Written as numbers in this order in the text of
  * choices: a new field goes to the end, and makes old lines unreadable. */
 enum gemm_field {
-    GEMM_M, GEMM_N, GEMM_K, GEMM_BATCH,
-    GEMM_LDA, GEMM_LDB, GEMM_LDC,
-    GEMM_STRIDE_A, GEMM_STRIDE_B, GEMM_STRIDE_C, /* 0 where there is one product */
-    GEMM_DTYPE, GEMM_DTYPE_C,
-    GEMM_TRANSPOSE_A, GEMM_TRANSPOSE_B,
+    GEMM_M,
+    GEMM_N,
+    GEMM_K,
+    GEMM_BATCH,
+    GEMM_LDA,
+    GEMM_LDB,
+    GEMM_LDC,
+    GEMM_STRIDE_A,
+    GEMM_STRIDE_B,
+    GEMM_STRIDE_C, /* 0 where there is one product */
+    GEMM_DTYPE,
+    GEMM_DTYPE_C,
+    GEMM_TRANSPOSE_A,
+    GEMM_TRANSPOSE_B,
     GEMM_EPILOGUE,  /* cublasLtEpilogue_t */
     GEMM_ADDS,      /* beta is not 0 */
     GEMM_ON_DEVICE, /* alpha and beta lie in device memory */
     GEMM_TF32,
-    GEMM_ALIGN,     /* of b, a, c, bias, aux: 4 bits each, log2 of bytes, at most GEMM_ALIGNMENT */
+    GEMM_ALIGN, /* of b, a, c, bias, aux: 4 bits each, log2 of bytes, at most GEMM_ALIGNMENT */
     GEMM_FIELDS
 };
 typedef struct {

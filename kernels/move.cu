@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(T *y, const T *x, pg_walk
 /* Numbers of a tile's side, and of its line in shared memory: padded so that a column's words lie
  * in 32 banks. */
 template <int size> struct tile {
-    static constexpr int side = size == 8 ? 32 : 64, line = side + (size < 4 ? 4 / size : 1);
+    static constexpr int side = size >= 8 ? 32 : 64, line = side + (size < 4 ? 4 / size : 1);
 };
 
 /* A tile of dims a (contiguous in x) and b (the last, contiguous in y) a turn, by 32 x 8 threads:

@@ -13,7 +13,7 @@ enum { BUCKETS = 1024 };
 
 static struct { /* of the process: one device, one stream */
     cublasLtHandle_t handle;
-    char *workspace;    /* GEMM_WORKSPACE bytes, then 16 for two scalars */
+    char *workspace; /* GEMM_WORKSPACE bytes, then 16 for two scalars */
     gemm_plan *buckets[BUCKETS];
 } lt;
 
@@ -51,9 +51,9 @@ static cudaDataType_t type_of(int64_t dtype) {
 static int describe_op(gemm_plan *p) {
     const int64_t *at = p->key.at;
     int f64 = at[GEMM_DTYPE] == PG_F64;
-    cublasComputeType_t compute = f64               ? CUBLAS_COMPUTE_64F
-                                  : at[GEMM_TF32]   ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                    : CUBLAS_COMPUTE_32F;
+    cublasComputeType_t compute = f64             ? CUBLAS_COMPUTE_64F
+                                  : at[GEMM_TF32] ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                  : CUBLAS_COMPUTE_32F;
     PG_TRY(told(cublasLtMatmulDescCreate(&p->op, compute, f64 ? CUDA_R_64F : CUDA_R_32F),
                 "describing the product"));
     cublasOperation_t first = at[GEMM_TRANSPOSE_B] ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -80,16 +80,16 @@ static int describe_op(gemm_plan *p) {
 
 static int describe_matrix(cublasLtMatrixLayout_t *out, const int64_t *at, int64_t dtype,
                            int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
-    PG_TRY(told(cublasLtMatrixLayoutCreate(out, type_of(dtype), (uint64_t)rows, (uint64_t)columns,
-                                           ld),
-                "describing a matrix"));
+    PG_TRY(
+        told(cublasLtMatrixLayoutCreate(out, type_of(dtype), (uint64_t)rows, (uint64_t)columns, ld),
+             "describing a matrix"));
     if (at[GEMM_BATCH] == 1) return PG_OK;
     int32_t count = (int32_t)at[GEMM_BATCH];
     PG_TRY(told(cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
                                                  sizeof count),
                 "describing a batch"));
-    return told(cublasLtMatrixLayoutSetAttribute(
-                    *out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+    return told(cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                 &stride, sizeof stride),
                 "describing a batch");
 }
 

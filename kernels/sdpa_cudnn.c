@@ -56,9 +56,9 @@ static graph_tensor exp_of(sdpa_graph *g, graph_tensor x) {
 }
 
 /* ---- masks ---- */
-typedef struct {                 /* those of a call; what is not in use stays empty */
+typedef struct { /* those of a call; what is not in use stays empty */
     graph_tensor scale, neg_inf, rows, keys;
-    const graph_tensor *m, *n;   /* rows and keys where samples have lengths of their own */
+    const graph_tensor *m, *n; /* rows and keys where samples have lengths of their own */
 } masks;
 
 static void masks_make(sdpa_graph *g, const sdpa_shape *s, masks *k) {

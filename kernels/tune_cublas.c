@@ -11,10 +11,10 @@
 #ifndef WORTH_FLOPS
 #define WORTH_FLOPS 4e9f /* smaller products take a few us, where the choice is noise */
 #endif
-#define CONTENDER   1.2f /* times the best, and still in the race */
-#define TURNS       5
-#define BURST_MS    0.3f /* what is timed at once is at least so long, */
-#define BURST_MOST  16   /* or so many runs */
+#define CONTENDER  1.2f /* times the best, and still in the race */
+#define TURNS      5
+#define BURST_MS   0.3f /* what is timed at once is at least so long, */
+#define BURST_MOST 16   /* or so many runs */
 
 int gemm_worth_tuning(const gemm_plan *p, const gemm_call *call) {
     const char *wish = getenv("PG_GEMM_TUNE");

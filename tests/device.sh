@@ -29,6 +29,8 @@ echo "== versions"
 "$build/pgrun" --version 2>&1 | tee "$out/version.log"
 nvidia-smi --query-gpu=index,name,memory.free --format=csv,noheader 2>/dev/null
 
+grep -q '^GPU 0' "$out/version.log" || { echo "no GPU answers: all will skip"; bad=1; }
+
 # tests/c: cmocka programs; a failing one shows its first complaints.
 echo "== twins"
 : >"$out/twins.log"

@@ -33,13 +33,24 @@ static pg_attn_args args_of(const call *c, const form *f, int on_device, const v
     int64_t q = f->H * f->K, kv = f->G * f->K;
     if (f->packed) q = kv = q + 2 * kv;
     const twin_array *k = f->packed ? &c->q : &c->k, *v = f->packed ? &c->q : &c->v;
-    return (pg_attn_args){.batch = f->B, .rows = f->T, .keys = f->Tk, .heads = f->H,
-                          .kv_heads = f->G, .width = f->K, .q = number(&c->q, 0, on_device),
+    return (pg_attn_args){.batch = f->B,
+                          .rows = f->T,
+                          .keys = f->Tk,
+                          .heads = f->H,
+                          .kv_heads = f->G,
+                          .width = f->K,
+                          .q = number(&c->q, 0, on_device),
                           .k = number(k, c->parts[1], on_device),
-                          .v = number(v, c->parts[2], on_device), .q_stride = q, .kv_stride = kv,
-                          .scale = 1 / sqrt((double)f->K), .causal = f->causal,
-                          .dtype = on_device ? f->dtype : PG_F64, .lengths = lengths,
-                          .dropout = f->dropout, .key = 7, .heads_all = f->H};
+                          .v = number(v, c->parts[2], on_device),
+                          .q_stride = q,
+                          .kv_stride = kv,
+                          .scale = 1 / sqrt((double)f->K),
+                          .causal = f->causal,
+                          .dtype = on_device ? f->dtype : PG_F64,
+                          .lengths = lengths,
+                          .dropout = f->dropout,
+                          .key = 7,
+                          .heads_all = f->H};
 }
 
 static void make(call *c, const form *f) {
@@ -137,13 +148,20 @@ static void forms_that_cudnn_serves(void **state) {
     (void)state;
     need_gpu();
     static const form forms[] = {
-        {2, 256, 256, 4, 4, 64, 1, 1, 0, PG_BF16, 0}, {2, 256, 256, 4, 2, 128, 1, 1, 0, PG_BF16, 0},
-        {1, 256, 256, 2, 1, 128, 0, 1, 0, PG_F16, 0}, {2, 128, 256, 4, 4, 64, 0, 0, 0, PG_BF16, 0},
-        {3, 200, 200, 3, 1, 64, 1, 1, 0, PG_BF16, 0}, {2, 17, 17, 2, 2, 32, 1, 1, 0, PG_F16, 0},
-        {2, 197, 197, 4, 4, 64, 1, 0, 0, PG_BF16, 0}, {4, 130, 130, 4, 2, 64, 1, 1, 1, PG_BF16, 0},
-        {4, 192, 192, 2, 2, 128, 0, 0, 1, PG_BF16, 0}, {3, 70, 333, 4, 4, 64, 0, 0, 1, PG_F16, 0},
-        {1, 192, 192, 2, 2, 64, 0, 1, 0, PG_BF16, 0}, {1, 300, 300, 2, 2, 256, 1, 1, 0, PG_BF16, 0},
-        {2, 130, 130, 3, 3, 80, 1, 1, 0, PG_BF16, 0}, {2, 2, 2, 2, 1, 64, 1, 1, 0, PG_BF16, 0},
+        {2, 256, 256, 4, 4, 64, 1, 1, 0, PG_BF16, 0},
+        {2, 256, 256, 4, 2, 128, 1, 1, 0, PG_BF16, 0},
+        {1, 256, 256, 2, 1, 128, 0, 1, 0, PG_F16, 0},
+        {2, 128, 256, 4, 4, 64, 0, 0, 0, PG_BF16, 0},
+        {3, 200, 200, 3, 1, 64, 1, 1, 0, PG_BF16, 0},
+        {2, 17, 17, 2, 2, 32, 1, 1, 0, PG_F16, 0},
+        {2, 197, 197, 4, 4, 64, 1, 0, 0, PG_BF16, 0},
+        {4, 130, 130, 4, 2, 64, 1, 1, 1, PG_BF16, 0},
+        {4, 192, 192, 2, 2, 128, 0, 0, 1, PG_BF16, 0},
+        {3, 70, 333, 4, 4, 64, 0, 0, 1, PG_F16, 0},
+        {1, 192, 192, 2, 2, 64, 0, 1, 0, PG_BF16, 0},
+        {1, 300, 300, 2, 2, 256, 1, 1, 0, PG_BF16, 0},
+        {2, 130, 130, 3, 3, 80, 1, 1, 0, PG_BF16, 0},
+        {2, 2, 2, 2, 1, 64, 1, 1, 0, PG_BF16, 0},
         {1, 1024, 1024, 8, 2, 128, 1, 1, 0, PG_BF16, 0},
     };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
@@ -157,9 +175,15 @@ static void random_forms(void **state) {
     need_gpu();
     for (int i = 0; i < 30; i++) {
         int64_t group = draw_int(1, 3), G = draw_int(1, 3), T = draw_int(1, 300);
-        form f = {.B = draw_int(1, 3), .T = T, .Tk = T, .G = G, .H = G * group,
-                  .K = 8 * draw_int(1, 16), .packed = (int)draw_int(0, 1),
-                  .causal = (int)draw_int(0, 1), .lengths = (int)draw_int(0, 1),
+        form f = {.B = draw_int(1, 3),
+                  .T = T,
+                  .Tk = T,
+                  .G = G,
+                  .H = G * group,
+                  .K = 8 * draw_int(1, 16),
+                  .packed = (int)draw_int(0, 1),
+                  .causal = (int)draw_int(0, 1),
+                  .lengths = (int)draw_int(0, 1),
                   .dtype = draw_int(0, 1) ? PG_BF16 : PG_F16};
         if (!f.packed && draw_int(0, 1)) f.Tk = draw_int(1, 300);
         if (f.causal && f.Tk < f.T) f.Tk = f.T;

@@ -16,20 +16,34 @@ typedef struct {
 } pair;
 
 static pg_gemm_args args_of(const product *p) {
-    return (pg_gemm_args){.m = p->m, .n = p->n, .k = p->k, .batch = p->batch,
+    return (pg_gemm_args){.m = p->m,
+                          .n = p->n,
+                          .k = p->k,
+                          .batch = p->batch,
                           .lda = pg_max64(p->ta ? p->m : p->k, 1),
-                          .ldb = pg_max64(p->tb ? p->k : p->n, 1), .ldc = pg_max64(p->n, 1),
-                          .stride_a = p->m * p->k, .stride_b = p->k * p->n,
-                          .stride_c = p->m * p->n, .dtype = p->dtype, .dtype_c = p->dtype_c,
-                          .transpose_a = p->ta, .transpose_b = p->tb, .epilogue = p->epilogue,
-                          .alpha = p->alpha, .beta = p->beta};
+                          .ldb = pg_max64(p->tb ? p->k : p->n, 1),
+                          .ldc = pg_max64(p->n, 1),
+                          .stride_a = p->m * p->k,
+                          .stride_b = p->k * p->n,
+                          .stride_c = p->m * p->n,
+                          .dtype = p->dtype,
+                          .dtype_c = p->dtype_c,
+                          .transpose_a = p->ta,
+                          .transpose_b = p->tb,
+                          .epilogue = p->epilogue,
+                          .alpha = p->alpha,
+                          .beta = p->beta};
 }
 
 static pair make(const product *p) {
     int64_t S = p->batch;
-    pair t = {.a = input(S * p->m * p->k, p->dtype), .b = input(S * p->k * p->n, p->dtype),
-              .bias = input(p->n, p->dtype), .c = output(S * p->m * p->n, p->dtype_c, p->beta != 0),
-              .aux = output(S * p->m * p->n, p->dtype_c, 0), .cpu = args_of(p), .cuda = args_of(p)};
+    pair t = {.a = input(S * p->m * p->k, p->dtype),
+              .b = input(S * p->k * p->n, p->dtype),
+              .bias = input(p->n, p->dtype),
+              .c = output(S * p->m * p->n, p->dtype_c, p->beta != 0),
+              .aux = output(S * p->m * p->n, p->dtype_c, 0),
+              .cpu = args_of(p),
+              .cuda = args_of(p)};
     int shift = twins.shift;
     twins.shift = 0;
     t.scales = input_of((double[]){0.5, 3}, 2, PG_F32);
@@ -65,12 +79,19 @@ static void check(const product *p) {
 
 static product drawn(int dtype, int64_t most) {
     int half = dtype == PG_BF16 || dtype == PG_F16;
-    return (product){.dtype = dtype, .dtype_c = half && draw_int(0, 2) == 0 ? PG_F32 : dtype,
-                     .ta = (int)draw_int(0, 1), .tb = (int)draw_int(0, 1),
-                     .epilogue = (int)draw_int(0, 2), .with_bias = (int)draw_int(0, 1),
-                     .with_aux = (int)draw_int(0, 1), .with_scales = draw_int(0, 4) == 0,
-                     .batch = draw_int(0, 1) ? 1 : draw_int(2, 5), .m = draw_size(most),
-                     .n = draw_size(most), .k = draw_size(most), .alpha = draw(0.5, 2),
+    return (product){.dtype = dtype,
+                     .dtype_c = half && draw_int(0, 2) == 0 ? PG_F32 : dtype,
+                     .ta = (int)draw_int(0, 1),
+                     .tb = (int)draw_int(0, 1),
+                     .epilogue = (int)draw_int(0, 2),
+                     .with_bias = (int)draw_int(0, 1),
+                     .with_aux = (int)draw_int(0, 1),
+                     .with_scales = draw_int(0, 4) == 0,
+                     .batch = draw_int(0, 1) ? 1 : draw_int(2, 5),
+                     .m = draw_size(most),
+                     .n = draw_size(most),
+                     .k = draw_size(most),
+                     .alpha = draw(0.5, 2),
                      .beta = draw_int(0, 1) ? 0 : draw(-1, 1)};
 }
 
@@ -91,10 +112,17 @@ static void every_epilogue(void **state) {
     (void)state;
     need_gpu();
     for (int kind = 0; kind < 96; kind++) {
-        product p = {.dtype = kind % 2 ? PG_BF16 : PG_F16, .epilogue = kind / 2 % 3,
-                     .with_bias = kind / 6 % 2, .with_aux = kind / 12 % 2,
-                     .beta = kind / 24 % 2 ? 0.5 : 0, .tb = kind / 48, .batch = 1 + kind % 5 / 4,
-                     .m = 256, .n = 384, .k = 128, .alpha = 1};
+        product p = {.dtype = kind % 2 ? PG_BF16 : PG_F16,
+                     .epilogue = kind / 2 % 3,
+                     .with_bias = kind / 6 % 2,
+                     .with_aux = kind / 12 % 2,
+                     .beta = kind / 24 % 2 ? 0.5 : 0,
+                     .tb = kind / 48,
+                     .batch = 1 + kind % 5 / 4,
+                     .m = 256,
+                     .n = 384,
+                     .k = 128,
+                     .alpha = 1};
         p.dtype_c = p.dtype;
         check(&p);
         p.dtype = p.dtype_c = PG_F32;
@@ -107,12 +135,32 @@ static void a_layer_and_its_gradients(void **state) {
     (void)state;
     need_gpu();
     for (int beta = 0; beta < 2; beta++) {
-        product forward = {.dtype = PG_BF16, .dtype_c = PG_BF16, .tb = 1, .batch = 1, .m = 320,
-                           .n = 192, .k = 256, .alpha = 1, .beta = beta};
-        product input_grad = {.dtype = PG_BF16, .dtype_c = PG_BF16, .batch = 1, .m = 320, .n = 256,
-                              .k = 192, .alpha = 1, .beta = beta};
-        product weight_grad = {.dtype = PG_BF16, .dtype_c = PG_F32, .ta = 1, .batch = 1, .m = 192,
-                               .n = 256, .k = 320, .alpha = 1, .beta = beta};
+        product forward = {.dtype = PG_BF16,
+                           .dtype_c = PG_BF16,
+                           .tb = 1,
+                           .batch = 1,
+                           .m = 320,
+                           .n = 192,
+                           .k = 256,
+                           .alpha = 1,
+                           .beta = beta};
+        product input_grad = {.dtype = PG_BF16,
+                              .dtype_c = PG_BF16,
+                              .batch = 1,
+                              .m = 320,
+                              .n = 256,
+                              .k = 192,
+                              .alpha = 1,
+                              .beta = beta};
+        product weight_grad = {.dtype = PG_BF16,
+                               .dtype_c = PG_F32,
+                               .ta = 1,
+                               .batch = 1,
+                               .m = 192,
+                               .n = 256,
+                               .k = 320,
+                               .alpha = 1,
+                               .beta = beta};
         check(&forward);
         check(&input_grad);
         check(&weight_grad);
@@ -136,8 +184,15 @@ static void empty_sums_and_empty_results(void **state) {
 /* ---- choosing by time: from 4e9 operations on ----
  * On stand-ins for the libraries (tests/cuda/fake.h) from 4e6 on: an eighth of each size. */
 static int64_t part(int64_t size) { return getenv("PG_TWINS_STANDIN") ? size / 8 : size; }
-static const product whole = {.dtype = PG_BF16, .dtype_c = PG_F32, .ta = 1, .batch = 1, .m = 1024,
-                              .n = 2048, .k = 1032, .alpha = 1, .beta = 1};
+static const product whole = {.dtype = PG_BF16,
+                              .dtype_c = PG_F32,
+                              .ta = 1,
+                              .batch = 1,
+                              .m = 1024,
+                              .n = 2048,
+                              .k = 1032,
+                              .alpha = 1,
+                              .beta = 1};
 
 static product large(void) {
     product p = whole;
@@ -207,8 +262,13 @@ static void the_same_bits_twice(void **state) {
     static const int64_t sizes[][3] = {{64, 64, 8192}, {1024, 1024, 2056}, {129, 77, 1000}};
     for (int d = 0; d < 4; d++) {
         for (int i = 0; i < 3; i++) {
-            product p = {.dtype = floating[d], .dtype_c = floating[d], .tb = 1, .batch = 1,
-                         .m = part(sizes[i][0]), .n = part(sizes[i][1]), .k = part(sizes[i][2]),
+            product p = {.dtype = floating[d],
+                         .dtype_c = floating[d],
+                         .tb = 1,
+                         .batch = 1,
+                         .m = part(sizes[i][0]),
+                         .n = part(sizes[i][1]),
+                         .k = part(sizes[i][2]),
                          .alpha = 1};
             pair t = make(&p);
             run_cuda(&t, &p);
@@ -228,8 +288,8 @@ static void the_same_bits_twice(void **state) {
 static void tf32_only_where_allowed(void **state) {
     (void)state;
     need_gpu();
-    product p = {.dtype = PG_F32, .dtype_c = PG_F32, .batch = 1, .m = 256, .n = 256, .k = 256,
-                 .alpha = 1};
+    product p = {
+        .dtype = PG_F32, .dtype_c = PG_F32, .batch = 1, .m = 256, .n = 256, .k = 256, .alpha = 1};
     check(&p);
     pair t = make(&p);
     assert_int_equal(pg_allow_tf32(1), 0);
@@ -244,10 +304,14 @@ static void tf32_only_where_allowed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        twin_test(random_products),        twin_test(every_epilogue),
-        twin_test(a_layer_and_its_gradients), twin_test(empty_sums_and_empty_results),
-        twin_test(timing_spoils_nothing),  twin_test(choices_travel_as_text),
-        twin_test(choices_are_kept_in_a_file), twin_test(the_same_bits_twice),
+        twin_test(random_products),
+        twin_test(every_epilogue),
+        twin_test(a_layer_and_its_gradients),
+        twin_test(empty_sums_and_empty_results),
+        twin_test(timing_spoils_nothing),
+        twin_test(choices_travel_as_text),
+        twin_test(choices_are_kept_in_a_file),
+        twin_test(the_same_bits_twice),
         twin_test(tf32_only_where_allowed),
     };
     return cmocka_run_group_tests(tests, twins_open, NULL);

@@ -84,13 +84,14 @@ static void in_a_file(const char *folder) {
     char path[4096], other[2048];
     snprintf(path, sizeof path, "%s/kept", folder);
     char *mine = strdup(cuda_gemm_choices()), *line = strstr(mine, "130100");
-    snprintf(other, sizeof other, "pgrun gemm choices 1\n130101%.*s", (int)(strchr(line, '\n') - line - 5),
-             line + 6);
+    snprintf(other, sizeof other, "pgrun gemm choices 1\n130101%.*s",
+             (int)(strchr(line, '\n') - line - 5), line + 6);
     write_text(path, other); /* another version's choice of m = 1 */
     expect(pg_gemm_cache(path) == PG_OK && known(1) == 33, "lines of other versions do not count");
     add(5, 55);
     expect(lines_of(text_of(path)) == 5, "all lines are there: theirs and ours");
-    expect(strstr(text_of(path), "130101\t") && strstr(text_of(path), "\t5,-5,"), "theirs and ours");
+    expect(strstr(text_of(path), "130101\t") && strstr(text_of(path), "\t5,-5,"),
+           "theirs and ours");
     free(mine);
 
     snprintf(path, sizeof path, "%s/broken", folder);

@@ -20,6 +20,23 @@ static inline void fake_numbers(double *out, const void *in, int64_t n, int dtyp
 static inline void fake_round(void *out, const double *in, int64_t n, int dtype) {
     pg_kernels_cpu()->cast(out, in, n, dtype, PG_F64, NULL);
 }
+/* One number; the casts above are made for many. */
+static inline double fake_get(const void *x, int64_t i, int dtype) {
+    switch (dtype) {
+    case PG_F64: return ((const double *)x)[i];
+    case PG_F32: return (double)((const float *)x)[i];
+    case PG_F16: return (double)pg_f16_to_f32(((const uint16_t *)x)[i]);
+    default: return (double)pg_bf16_to_f32(((const uint16_t *)x)[i]);
+    }
+}
+static inline void fake_put(void *x, int64_t i, double v, int dtype) {
+    switch (dtype) {
+    case PG_F64: ((double *)x)[i] = v; break;
+    case PG_F32: ((float *)x)[i] = (float)v; break;
+    case PG_F16: ((uint16_t *)x)[i] = pg_f32_to_f16((float)v); break;
+    default: ((uint16_t *)x)[i] = pg_f32_to_bf16((float)v);
+    }
+}
 static inline double *fake_doubles(const void *in, int64_t n, int dtype) {
     double *out = malloc(sizeof *out * (size_t)(n + 1));
     if (!out) abort();

@@ -101,13 +101,10 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(
                                                      .state = CUBLAS_STATUS_SUCCESS};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
-                                                    cublasLtMatrixLayout_t a,
-                                                    cublasLtMatrixLayout_t b,
-                                                    cublasLtMatrixLayout_t c,
-                                                    cublasLtMatrixLayout_t out,
-                                                    const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulHeuristicResult_t *result) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(
+    cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t *algo,
+    cublasLtMatmulHeuristicResult_t *result) {
     (void)h, (void)d, (void)a, (void)b, (void)c, (void)out;
     *result = (cublasLtMatmulHeuristicResult_t){.algo = *algo};
     return algo->data[0] - 1 < 3 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
@@ -115,8 +112,10 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLt
 
 /* ---- the product ---- */
 static int dtype_of(cudaDataType type) {
-    return type == CUDA_R_64F ? PG_F64 : type == CUDA_R_32F ? PG_F32
-         : type == CUDA_R_16F ? PG_F16 : PG_BF16;
+    return type == CUDA_R_64F   ? PG_F64
+           : type == CUDA_R_32F ? PG_F32
+           : type == CUDA_R_16F ? PG_F16
+                                : PG_BF16;
 }
 
 /* Matrix number i as [rows,columns] doubles, row first. */
@@ -139,30 +138,24 @@ static double gelu_tanh(double v) {
     return 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
 }
 
-static double number_at(const void *x, int64_t i, int dtype) {
-    double v;
-    fake_numbers(&v, (const char *)x + i * pg_dtype_size(dtype), 1, dtype);
-    return v;
-}
-
 /* D = epilogue(alpha op(A) op(B) + beta C + bias), bias down the rows. */
 static void finish(const product *p, double *sum, const void *c, void *d, const matrix *m, int i,
                    double beta) {
     int dtype = dtype_of(m->type);
-    int64_t epilogue = p->set[CUBLASLT_MATMUL_DESC_EPILOGUE], size = pg_dtype_size(dtype);
+    int64_t epilogue = p->set[CUBLASLT_MATMUL_DESC_EPILOGUE];
     int aux = (epilogue & 128) != 0, gelu = (epilogue & CUBLASLT_EPILOGUE_GELU) != 0;
-    char *before = (char *)p->set[CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER];
+    void *before = (void *)p->set[CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER];
     const void *bias = (const void *)p->set[CUBLASLT_MATMUL_DESC_BIAS_POINTER];
     int64_t ld = p->set[CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD];
     int64_t next = p->set[CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE];
     for (int64_t r = 0; r < m->rows; r++)
         for (int64_t k = 0; k < m->columns; k++) {
             int64_t at = i * m->stride + k * m->ld + r;
-            double v = sum[r * m->columns + k] + (beta != 0 ? beta * number_at(c, at, dtype) : 0);
-            if (epilogue & CUBLASLT_EPILOGUE_BIAS) v += number_at(bias, r, dtype);
-            if (aux) fake_round(before + (i * next + k * ld + r) * size, &v, 1, dtype);
+            double v = sum[r * m->columns + k] + (beta != 0 ? beta * fake_get(c, at, dtype) : 0);
+            if (epilogue & CUBLASLT_EPILOGUE_BIAS) v += fake_get(bias, r, dtype);
+            if (aux) fake_put(before, i * next + k * ld + r, v, dtype);
             if (gelu) v = gelu_tanh(v);
-            fake_round((char *)d + at * size, &v, 1, dtype);
+            fake_put(d, at, v, dtype);
         }
 }
 
@@ -171,14 +164,11 @@ static void spoil(void *d, const matrix *m) {
     memset(d, 0xff, (size_t)(n * pg_dtype_size(dtype_of(m->type))));
 }
 
-cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc,
-                                           const void *alpha, const void *a,
-                                           cublasLtMatrixLayout_t la, const void *b,
-                                           cublasLtMatrixLayout_t lb, const void *beta,
-                                           const void *c, cublasLtMatrixLayout_t lc, void *d,
-                                           cublasLtMatrixLayout_t ld,
-                                           const cublasLtMatmulAlgo_t *algo, void *workspace,
-                                           size_t bytes, cudaStream_t stream) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmul(
+    cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
+    cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb, const void *beta,
+    const void *c, cublasLtMatrixLayout_t lc, void *d, cublasLtMatrixLayout_t ld,
+    const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream) {
     (void)h, (void)lc, (void)workspace, (void)bytes, (void)stream;
     const product *p = (product *)(void *)desc;
     const matrix *ma = (matrix *)(void *)la, *mb = (matrix *)(void *)lb, *md = (matrix *)(void *)ld;
@@ -198,11 +188,18 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDes
     for (int i = 0; i < md->batch; i++) {
         double *x = dense(a, ma, ta, i, tf32), *y = dense(b, mb, tb, i, tf32);
         double *sum = fake_doubles(NULL, md->rows * md->columns, PG_F64);
-        pg_gemm_args g = {.m = md->rows, .n = md->columns, .k = k, .batch = 1, .lda = k,
-                          .ldb = md->columns, .ldc = md->columns, .dtype = PG_F64,
-                          .dtype_c = PG_F64, .alpha = number_at(alpha, 0, scale)};
+        pg_gemm_args g = {.m = md->rows,
+                          .n = md->columns,
+                          .k = k,
+                          .batch = 1,
+                          .lda = k,
+                          .ldb = md->columns,
+                          .ldc = md->columns,
+                          .dtype = PG_F64,
+                          .dtype_c = PG_F64,
+                          .alpha = fake_get(alpha, 0, scale)};
         pg_kernels_cpu()->gemm(sum, x, y, &g, NULL);
-        finish(p, sum, c, d, md, i, number_at(beta, 0, scale));
+        finish(p, sum, c, d, md, i, fake_get(beta, 0, scale));
         free(x), free(y), free(sum);
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -217,15 +214,14 @@ static double activate(double v, int epilogue) {
 int cuda_gemm_finish(void *c, const void *z, void *aux, const pg_gemm_args *g, const void *bias,
                      int epilogue, double beta, pg_stream s) {
     (void)s;
-    int64_t size = pg_dtype_size(g->dtype_c);
     for (int64_t row = 0; row < g->batch * g->m; row++)
         for (int64_t j = 0; j < g->n; j++) {
             int64_t at = row / g->m * g->stride_c + row % g->m * g->ldc + j;
-            double v = z ? number_at(z, at, g->dtype_c) : 0;
-            if (bias) v += number_at(bias, j, g->dtype);
-            if (aux) fake_round((char *)aux + at * size, &v, 1, g->dtype_c);
-            v = activate(v, epilogue) + (beta != 0 ? beta * number_at(c, at, g->dtype_c) : 0);
-            fake_round((char *)c + at * size, &v, 1, g->dtype_c);
+            double v = z ? fake_get(z, at, g->dtype_c) : 0;
+            if (bias) v += fake_get(bias, j, g->dtype);
+            if (aux) fake_put(aux, at, v, g->dtype_c);
+            v = activate(v, epilogue) + (beta != 0 ? beta * fake_get(c, at, g->dtype_c) : 0);
+            fake_put(c, at, v, g->dtype_c);
         }
     return PG_OK;
 }
@@ -233,6 +229,7 @@ int cuda_gemm_finish(void *c, const void *z, void *aux, const pg_gemm_args *g, c
 int cuda_gemm_scalars(void *scalars, const pg_gemm_args *g, double beta, pg_stream s) {
     (void)s;
     double scale = (double)(g->scale_a ? *g->scale_a : 1) * (double)(g->scale_b ? *g->scale_b : 1);
-    fake_round(scalars, (double[]){g->alpha * scale, beta}, 2, g->dtype == PG_F64 ? PG_F64 : PG_F32);
+    fake_round(scalars, (double[]){g->alpha * scale, beta}, 2,
+               g->dtype == PG_F64 ? PG_F64 : PG_F32);
     return PG_OK;
 }

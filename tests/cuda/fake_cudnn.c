@@ -16,8 +16,8 @@ static cudnnStatus_t set_stream(cudnnHandle_t h, cudaStream_t s) {
     (void)h, (void)s;
     return CUDNN_STATUS_SUCCESS;
 }
-static const cudnn_library library = {.version = version, .create = create,
-                                      .set_stream = set_stream};
+static const cudnn_library library = {
+    .version = version, .create = create, .set_stream = set_stream};
 const cudnn_library *cudnn_open(void) { return &library; }
 
 /* ---- attention in f64 on numbers of any dtype ---- */
@@ -38,8 +38,8 @@ static rows gather(const void *data, int64_t n, int64_t columns, int64_t stride,
 }
 static void scatter(rows r) {
     for (int64_t i = 0; i < r.rows && r.data; i++)
-        fake_round((char *)r.data + i * r.stride * pg_dtype_size(r.dtype),
-                   r.numbers + i * r.stride, r.columns, r.dtype);
+        fake_round((char *)r.data + i * r.stride * pg_dtype_size(r.dtype), r.numbers + i * r.stride,
+                   r.columns, r.dtype);
 }
 
 static int real(int dtype) { return dtype == PG_F64 ? PG_F64 : PG_F32; }
@@ -68,7 +68,8 @@ static void slopes(void *const dx[3], int64_t dq_stride, int64_t dkv_stride, con
     rows q = gather(a->q, n, H, a->q_stride, a->dtype, 1), o = gather(out, n, H, H, a->dtype, 1);
     rows k = gather(a->k, m, G, a->kv_stride, a->dtype, 1);
     rows v = gather(a->v, m, G, a->kv_stride, a->dtype, 1);
-    rows d = gather(dout, n, H, H, a->dtype, 1), l = gather(lse, n * a->heads, 1, 1, real(a->dtype), 1);
+    rows d = gather(dout, n, H, H, a->dtype, 1),
+         l = gather(lse, n * a->heads, 1, 1, real(a->dtype), 1);
     pg_attn_args in = *a;
     in.q = q.numbers, in.k = k.numbers, in.v = v.numbers, in.dtype = PG_F64;
     rows to[3] = {gather(dx[0], n, H, dq_stride, a->dtype, add),
@@ -114,14 +115,33 @@ static void check_lengths(const sdpa_shape *s, const int32_t *rows_of, const int
             abort();
 }
 
+/* What cuDNN leaves in samples without keys is not ours to rely on. */
+static void spoil_empty(const sdpa_shape *s, const int32_t *keys_of, void *x, int64_t n,
+                        int64_t columns, int64_t stride, int64_t size) {
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t i = 0; i < n && s->lengths && keys_of[b] == 0; i++)
+            memset((char *)x + (b * n + i) * stride * size, 0xff, (size_t)(columns * size));
+}
+
 int sdpa_launch(sdpa_plan *p, cudnnHandle_t handle, void *const t[SDPA_TENSORS], void *workspace) {
     (void)handle;
     const sdpa_shape *s = &p->shape;
-    pg_attn_args a = {.batch = s->batch, .rows = s->rows, .keys = s->keys, .heads = s->heads,
-                      .kv_heads = s->kv_heads, .width = s->width, .q = t[SDPA_Q], .k = t[SDPA_K],
-                      .v = t[SDPA_V], .q_stride = s->q_stride, .kv_stride = s->kv_stride,
-                      .scale = (double)*(float *)t[SDPA_SCALE], .causal = (int)s->causal,
-                      .dtype = (int)s->dtype, .heads_all = s->heads};
+    const int64_t H = s->heads * s->width, G = s->kv_heads * s->width;
+    pg_attn_args a = {.batch = s->batch,
+                      .rows = s->rows,
+                      .keys = s->keys,
+                      .heads = s->heads,
+                      .kv_heads = s->kv_heads,
+                      .width = s->width,
+                      .q = t[SDPA_Q],
+                      .k = t[SDPA_K],
+                      .v = t[SDPA_V],
+                      .q_stride = s->q_stride,
+                      .kv_stride = s->kv_stride,
+                      .scale = (double)*(float *)t[SDPA_SCALE],
+                      .causal = (int)s->causal,
+                      .dtype = (int)s->dtype,
+                      .heads_all = s->heads};
     if (*(float *)t[SDPA_NEG_INF] != -INFINITY || *(float *)t[SDPA_ONE] != 1) abort();
     memset(workspace, 0xff, (size_t)p->workspace);
     if (s->lengths) {
@@ -130,6 +150,8 @@ int sdpa_launch(sdpa_plan *p, cudnnHandle_t handle, void *const t[SDPA_TENSORS],
     }
     if (!s->backward) {
         attend(t[SDPA_OUT], t[SDPA_STATS], &a);
+        spoil_empty(s, t[SDPA_KEYS], t[SDPA_OUT], s->rows, H, H, 2);
+        spoil_empty(s, t[SDPA_KEYS], t[SDPA_STATS], s->heads * s->rows, 1, 1, 4);
         return PG_OK;
     }
     int64_t per_row = s->batch * s->heads * s->rows * (int64_t)sizeof(float);
@@ -138,6 +160,9 @@ int sdpa_launch(sdpa_plan *p, cudnnHandle_t handle, void *const t[SDPA_TENSORS],
     if (s->lengths) check_lengths(s, t[SDPA_ROWS], t[SDPA_KEYS]); /* still whole */
     void *const dx[3] = {t[SDPA_DQ], t[SDPA_DK], t[SDPA_DV]};
     slopes(dx, s->dq_stride, s->dkv_stride, t[SDPA_DOUT], t[SDPA_OUT], t[SDPA_STATS], &a, 0);
+    spoil_empty(s, t[SDPA_KEYS], dx[0], s->rows, H, s->dq_stride, 2);
+    spoil_empty(s, t[SDPA_KEYS], dx[1], s->keys, G, s->dkv_stride, 2);
+    spoil_empty(s, t[SDPA_KEYS], dx[2], s->keys, G, s->dkv_stride, 2);
     return PG_OK;
 }
 

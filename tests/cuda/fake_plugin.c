@@ -76,8 +76,12 @@ static int upload(void *device, const void *host, int64_t bytes, pg_stream s) {
     return memcpy(device, host, (size_t)bytes), PG_OK;
 }
 
-static const pg_memory_ops memory = {.take = take, .give = give, .upload = upload,
-                                     .download = upload, .copy = upload, .host_visible = 1};
+static const pg_memory_ops memory = {.take = take,
+                                     .give = give,
+                                     .upload = upload,
+                                     .download = upload,
+                                     .copy = upload,
+                                     .host_visible = 1};
 static const pg_kernels kernels = {.gemm = cuda_gemm,
                                    .gemm_choices = cuda_gemm_choices,
                                    .gemm_adopt = cuda_gemm_adopt,

@@ -40,11 +40,21 @@ typedef struct {
 static void check(const plan_case *c, int backward, cudnnBackendDescriptor_t device) {
     int64_t q = c->heads * c->width, kv = c->kv_heads * c->width;
     if (c->packed) q = kv = q + 2 * kv;
-    sdpa_shape shape = {.batch = c->batch, .rows = c->rows, .keys = c->keys, .heads = c->heads,
-                        .kv_heads = c->kv_heads, .width = c->width, .q_stride = q, .kv_stride = kv,
-                        .dq_stride = backward ? q : 0, .dkv_stride = backward ? kv : 0,
-                        .dtype = c->dtype, .causal = c->causal, .lengths = c->lengths,
-                        .deterministic = backward && c->deterministic, .backward = backward};
+    sdpa_shape shape = {.batch = c->batch,
+                        .rows = c->rows,
+                        .keys = c->keys,
+                        .heads = c->heads,
+                        .kv_heads = c->kv_heads,
+                        .width = c->width,
+                        .q_stride = q,
+                        .kv_stride = kv,
+                        .dq_stride = backward ? q : 0,
+                        .dkv_stride = backward ? kv : 0,
+                        .dtype = c->dtype,
+                        .causal = c->causal,
+                        .lengths = c->lengths,
+                        .deterministic = backward && c->deterministic,
+                        .backward = backward};
     sdpa_plan *p = NULL;
     loaded();
     if (sdpa_plan_new(&p, &shape, NULL, device) < 0) {
@@ -71,9 +81,17 @@ static void refused(const char *part, pg_attn_args a, int backward, size_t versi
 }
 
 static void refusals(void) {
-    const pg_attn_args fine = {.batch = 2, .rows = 192, .keys = 192, .heads = 4, .kv_heads = 2,
-                               .width = 64, .q_stride = 512, .kv_stride = 512, .scale = 0.125,
-                               .causal = 1, .dtype = PG_BF16};
+    const pg_attn_args fine = {.batch = 2,
+                               .rows = 192,
+                               .keys = 192,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .width = 64,
+                               .q_stride = 512,
+                               .kv_stride = 512,
+                               .scale = 0.125,
+                               .causal = 1,
+                               .dtype = PG_BF16};
     const int32_t lengths[2] = {1, 2};
     pg_attn_args a = fine;
     refused(NULL, fine, 0, 91900);

@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(engine<T>::THREADS, attention_blocks<T>(WIDTH)
     int rows = (int)min((int64_t)E::TILE, a.rows - row0), keys = sight.seen(row0 + rows - 1);
     const T *k = (const T *)a.k + b * a.keys * a.kv_stride + g * K;
     const T *v = (const T *)a.v + b * a.keys * a.kv_stride + g * K;
-    tile_of<T> q = {(const T *)a.q + (b * a.rows + row0) * a.q_stride + h * K, a.q_stride, rows, wide};
+    tile_of<T> q = {(const T *)a.q + (b * a.rows + row0) * a.q_stride + h * K, a.q_stride, rows,
+                    wide};
     attention_drop drop(a, b, h);
     real<T> s[E::R][E::C], o[E::R][N] = {}, m[E::R], l[E::R] = {};
 #pragma unroll
@@ -90,9 +91,9 @@ int64_t cuda_attention_plain_scratch(const pg_attn_args *a) {
 template <typename T, int WIDTH>
 static int launch(void *out, void *lse, const pg_attn_args *a, pg_stream s) {
     int64_t tiles = (a->rows + engine<T>::TILE - 1) / engine<T>::TILE;
-    attention_kernel<T, WIDTH><<<(unsigned)(a->batch * a->heads * tiles), engine<T>::THREADS, 0,
-                                 (cudaStream_t)s>>>((T *)out, (real<T> *)lse, *a,
-                                                    attention_wide<T>(a));
+    attention_kernel<T, WIDTH>
+        <<<(unsigned)(a->batch * a->heads * tiles), engine<T>::THREADS, 0, (cudaStream_t)s>>>(
+            (T *)out, (real<T> *)lse, *a, attention_wide<T>(a));
     return cuda_launched("attention");
 }
 

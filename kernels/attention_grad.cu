@@ -26,13 +26,11 @@ template <typename T> __device__ __forceinline__ void put(T *to, real<T> value, 
 /* ---- first pass: dq ---- */
 /* s becomes ds = e (dp mask - delta), still without scale and inverse; sum grows by the e. */
 template <typename T>
-__device__ __forceinline__ void slopes_of_rows(real<T> (&s)[engine<T>::R][engine<T>::C],
-                                               const real<T> (&dp)[engine<T>::R][engine<T>::C],
-                                               const real<T> (&lse)[engine<T>::R],
-                                               const real<T> (&delta)[engine<T>::R],
-                                               real<T> (&sum)[engine<T>::R], real<T> scale,
-                                               const attention_sight &sight,
-                                               const attention_drop &drop, int row0, int key0) {
+__device__ __forceinline__ void
+slopes_of_rows(real<T> (&s)[engine<T>::R][engine<T>::C],
+               const real<T> (&dp)[engine<T>::R][engine<T>::C], const real<T> (&lse)[engine<T>::R],
+               const real<T> (&delta)[engine<T>::R], real<T> (&sum)[engine<T>::R], real<T> scale,
+               const attention_sight &sight, const attention_drop &drop, int row0, int key0) {
     typedef engine<T> E;
     uint32_t kept = drop.kept<E>(row0, key0, false);
 #pragma unroll
@@ -110,11 +108,10 @@ __global__ void __launch_bounds__(engine<T>::THREADS, attention_blocks<T>(WIDTH)
 /* Of keys (rows of s) against queries (its columns): s becomes the masked probability, dp the ds
  * without scale.  Rows from `rows` on, outside the tensor, give 0. */
 template <typename T>
-__device__ __forceinline__ void slopes_of_keys(real<T> (&s)[engine<T>::R][engine<T>::C],
-                                               real<T> (&dp)[engine<T>::R][engine<T>::C],
-                                               const grad_args<T> &t, const attention_sight &sight,
-                                               const attention_drop &drop, int64_t unit, int key0,
-                                               int row0) {
+__device__ __forceinline__ void
+slopes_of_keys(real<T> (&s)[engine<T>::R][engine<T>::C], real<T> (&dp)[engine<T>::R][engine<T>::C],
+               const grad_args<T> &t, const attention_sight &sight, const attention_drop &drop,
+               int64_t unit, int key0, int row0) {
     typedef engine<T> E;
     uint32_t kept = drop.kept<E>(row0, key0, true);
 #pragma unroll
@@ -128,8 +125,7 @@ __device__ __forceinline__ void slopes_of_keys(real<T> (&s)[engine<T>::R][engine
 #pragma unroll
         for (int i = 0; i < E::R; i++) {
             real<T> p = 0, mask = kept >> (i * E::C + j) & 1 ? (real<T>)drop.scale : (real<T>)0;
-            if (E::row(i) < seen)
-                p = exp_for<T>(s[i][j] * (real<T>)t.a.scale - lse) * inverse;
+            if (E::row(i) < seen) p = exp_for<T>(s[i][j] * (real<T>)t.a.scale - lse) * inverse;
             s[i][j] = p * mask;
             dp[i][j] = p * (dp[i][j] * mask - delta);
         }
@@ -138,14 +134,14 @@ __device__ __forceinline__ void slopes_of_keys(real<T> (&s)[engine<T>::R][engine
 
 /* DK, DV: which of the two this launch gives; at 256 columns only one fits the registers. */
 template <typename T, int WIDTH, bool DK, bool DV>
-__global__ void __launch_bounds__(engine<T>::THREADS)
-    attention_dkv_kernel(const grad_args<T> t) {
+__global__ void __launch_bounds__(engine<T>::THREADS) attention_dkv_kernel(const grad_args<T> t) {
     typedef engine<T> E;
     constexpr int N = WIDTH / E::LANES;
     __shared__ typename E::space shared;
     const pg_attn_args &a = t.a;
     int64_t units = a.batch * a.kv_heads, b = blockIdx.x % units / a.kv_heads,
-            g = blockIdx.x % units % a.kv_heads, group = a.heads / a.kv_heads, ldo = a.heads * a.width;
+            g = blockIdx.x % units % a.kv_heads, group = a.heads / a.kv_heads,
+            ldo = a.heads * a.width;
     int key0 = (int)(blockIdx.x / units) * E::TILE, K = (int)a.width;
     int keys = (int)min((int64_t)E::TILE, a.keys - key0);
     int64_t key = (b * a.keys + key0) * a.kv_stride + g * K;
@@ -211,8 +207,7 @@ int cuda_attention_plain_grad(void *dq, void *dk, void *dv, const void *dout, co
                               pg_stream s) {
     PG_TRY(attention_fits("attention_grad", a));
     if (a->batch * a->heads == 0) return PG_OK;
-    CUDA_FLOATING("attention_grad", a->dtype,
-                  real<T> *delta = (real<T> *)scratch;
+    CUDA_FLOATING("attention_grad", a->dtype, real<T> *delta = (real<T> *)scratch;
                   grad_args<T> t = {*a, (const T *)dout, (const T *)out, (const real<T> *)lse,
                                     (T *)dq, (T *)dk, (T *)dv, delta,
                                     delta + a->batch * a->heads * a->rows, add,

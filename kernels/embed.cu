@@ -29,8 +29,8 @@ static void copy_rows(void *y, const void *table, const void *ids, int64_t n, in
                       int dtype_ids, cudaStream_t s) {
     int64_t d = bytes / (int64_t)sizeof(P);
     dim3 block = rows_block(d);
-    embedding_kernel<P><<<rows_grid(n, d, block), block, 0, s>>>((P *)y, (const P *)table, ids, n, d,
-                                                               dtype_ids);
+    embedding_kernel<P>
+        <<<rows_grid(n, d, block), block, 0, s>>>((P *)y, (const P *)table, ids, n, d, dtype_ids);
 }
 
 int cuda_embedding(void *y, const void *table, const void *ids, int64_t n, int64_t d, int64_t v,
@@ -42,8 +42,7 @@ int cuda_embedding(void *y, const void *table, const void *ids, int64_t n, int64
         copy_rows<uint4>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
     else if (pg_dtype_size(dtype) == 2)
         copy_rows<uint16_t>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
-    else
-        copy_rows<uint32_t>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
+    else copy_rows<uint32_t>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
     return cuda_launched("embedding");
 }
 
@@ -196,15 +195,15 @@ int cuda_embedding_grad(void *dtable, const void *dy, const void *ids, int64_t n
     embed_scan_kernel<<<1, SCAN_THREADS, 0, s>>>(l);
     embed_place_kernel<<<grid, 256, 0, s>>>(l, ids, n, dtype_ids);
     embed_order_kernel<<<grid, 256, 0, s>>>(l, ids, n, dtype_ids);
-    CUDA_FLOATING(
-        "embedding_grad", dtype,
-        CUDA_WIDE(cuda_aligned(dtable, dy) && d * (int64_t)sizeof(T) % 16 == 0, T,
-                  int64_t pieces = (d + 32 * W - 1) / (32 * W);
-                  dim3 many((unsigned)pieces, (unsigned)pg_min64(n / MANY + 1, 1024));
-                  embed_few_kernel<T, W><<<cuda_grid(32 * v * pieces, 32 * WARPS), 32 * WARPS, 0, s>>>(
-                      (T *)dtable, (const T *)dy, l, v, d, add);
-                  embed_many_kernel<T, W><<<many, 32 * WARPS, 0, s>>>((T *)dtable, (const T *)dy, l, d,
-                                                                     add)))
+    CUDA_FLOATING("embedding_grad", dtype,
+                  CUDA_WIDE(cuda_aligned(dtable, dy) && d * (int64_t)sizeof(T) % 16 == 0, T,
+                            int64_t pieces = (d + 32 * W - 1) / (32 * W);
+                            dim3 many((unsigned)pieces, (unsigned)pg_min64(n / MANY + 1, 1024));
+                            embed_few_kernel<T, W>
+                            <<<cuda_grid(32 * v * pieces, 32 * WARPS), 32 * WARPS, 0, s>>>(
+                                (T *)dtable, (const T *)dy, l, v, d, add);
+                            embed_many_kernel<T, W>
+                            <<<many, 32 * WARPS, 0, s>>>((T *)dtable, (const T *)dy, l, d, add)))
     return cuda_launched("embedding_grad");
 }
 

@@ -59,7 +59,8 @@ __global__ void softmax_kernel(T *y, const T *x, int64_t v, int logarithm) {
 
 /* softmax: dx = y (dy - sum(dy y));  log-softmax: dx = dy - exp(y) sum(dy).  dx may be dy. */
 template <typename T, int W>
-__global__ void softmax_grad_kernel(T *dx, const T *dy, const T *y, int64_t v, int logarithm, int add) {
+__global__ void softmax_grad_kernel(T *dx, const T *dy, const T *y, int64_t v, int logarithm,
+                                    int add) {
     __shared__ double space[32];
     int64_t from = blockIdx.x * v;
     double part = 0;
@@ -85,7 +86,8 @@ __global__ void softmax_grad_kernel(T *dx, const T *dy, const T *y, int64_t v, i
 /* ---- cross-entropy ---- */
 template <typename T, int W>
 __global__ void cross_entropy_kernel(real<T> *rows, real<T> *lse, double *loss, const T *logits,
-                                     const void *targets, int64_t v, int64_t ignore, int dtype_ids) {
+                                     const void *targets, int64_t v, int64_t ignore,
+                                     int dtype_ids) {
     __shared__ row_space<T> space;
     int64_t i = blockIdx.x, target = id_at(targets, i, dtype_ids);
     double mine = 0, log_sum = 0;
@@ -127,7 +129,10 @@ __global__ void cross_entropy_grad_kernel(T *dlogits, const real<T> *dloss, int 
                                           const double *step, int add, int dtype_ids) {
     int64_t row = blockIdx.x, target = id_at(targets, row, dtype_ids);
     if (target == ignore && add) return;
-    double mean = per_row ? 1 : step ? step[PG_STEP_INV_TOKENS] : out[1] > 0 ? 1 / (double)out[1] : 0;
+    double mean = per_row      ? 1
+                  : step       ? step[PG_STEP_INV_TOKENS]
+                  : out[1] > 0 ? 1 / (double)out[1]
+                               : 0;
     real<T> factor = (real<T>)(mean * (double)dloss[per_row ? row : 0]), shift = lse[row];
     T *to = dlogits + row * v;
     walk_row<W>(logits + row * v, v, [&](auto &x, int64_t i) {
@@ -142,7 +147,8 @@ __global__ void cross_entropy_grad_kernel(T *dlogits, const real<T> *dloss, int 
 }
 
 /* ---- launching ---- */
-int cuda_softmax(void *y, const void *x, int64_t n, int64_t v, int log, int dtype, pg_stream stream) {
+int cuda_softmax(void *y, const void *x, int64_t n, int64_t v, int log, int dtype,
+                 pg_stream stream) {
     cudaStream_t s = (cudaStream_t)stream;
     if (n * v == 0) return PG_OK;
     CUDA_FLOATING("softmax", dtype,
@@ -170,14 +176,19 @@ int cuda_cross_entropy(void *out, void *rows, void *lse, const void *logits, con
                        int dtype, int dtype_ids, pg_stream stream) {
     cudaStream_t s = (cudaStream_t)stream;
     double *loss = (double *)scratch;
-    CUDA_FLOATING(
-        "cross_entropy", dtype,
-        CUDA_WIDE(cuda_aligned(logits), T, if (n) {
-            cross_entropy_kernel<T, W><<<(unsigned)n, row_threads(v, W), 0, s>>>(
-                (real<T> *)rows, (real<T> *)lse, loss, (const T *)logits, targets, v, ignore,
-                dtype_ids);
-        }) cross_entropy_sum_kernel<<<1, SUM_THREADS, 0, s>>>((real<T> *)out, loss, targets, n,
-                                                              ignore, step, dtype_ids))
+    if (n)
+        CUDA_FLOATING("cross_entropy", dtype,
+                      CUDA_WIDE(cuda_aligned(logits), T,
+                                cross_entropy_kernel<T, W>
+                                <<<(unsigned)n, row_threads(v, W), 0, s>>>(
+                                    (real<T> *)rows, (real<T> *)lse, loss, (const T *)logits,
+                                    targets, v, ignore, dtype_ids)))
+    if (dtype == PG_F64)
+        cross_entropy_sum_kernel<<<1, SUM_THREADS, 0, s>>>((double *)out, loss, targets, n, ignore,
+                                                           step, dtype_ids);
+    else
+        cross_entropy_sum_kernel<<<1, SUM_THREADS, 0, s>>>((float *)out, loss, targets, n, ignore,
+                                                           step, dtype_ids);
     return cuda_launched("cross_entropy");
 }
 

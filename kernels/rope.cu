@@ -65,7 +65,8 @@ int cuda_rope_table(void *cos, void *sin, double theta, int64_t first, int64_t t
     if (t * half == 0) return PG_OK;
     dim3 block = rows_block(half), grid = rows_grid(t, half, block);
     CUDA_FLOATING("rope_table", dtype,
-                  rope_table_kernel<T><<<grid, block, 0, s>>>((T *)cos, (T *)sin, theta, first, t, half))
+                  rope_table_kernel<T>
+                  <<<grid, block, 0, s>>>((T *)cos, (T *)sin, theta, first, t, half))
     return cuda_launched("rope_table");
 }
 
@@ -77,12 +78,13 @@ int cuda_rope(void *y, const void *x, const void *cos, const void *sin, int64_t 
     rope_sizes z = {b * t, t, c, heads, half, start, sign, add};
     int64_t stay = y == x ? 0 : c - 2 * heads * half;
     if (heads * half + stay == 0) return PG_OK;
-    CUDA_FLOATING("rope", dtype,
-                  CUDA_WIDE(cuda_aligned(y, x, cos, sin) && half * (int64_t)sizeof(T) % 16 == 0 &&
-                                c * (int64_t)sizeof(T) % 16 == 0,
-                            T, int64_t items = (heads * half + stay) / W;
-                            dim3 block = rows_block(items);
-                            rope_kernel<T, W><<<rows_grid(b * t, items, block), block, 0, s>>>(
-                                (T *)y, (const T *)x, (const real<T> *)cos, (const real<T> *)sin, z)))
+    CUDA_FLOATING(
+        "rope", dtype,
+        CUDA_WIDE(cuda_aligned(y, x, cos, sin) && half * (int64_t)sizeof(T) % 16 == 0 &&
+                      c * (int64_t)sizeof(T) % 16 == 0,
+                  T, int64_t items = (heads * half + stay) / W;
+                  dim3 block = rows_block(items);
+                  rope_kernel<T, W><<<rows_grid(b * t, items, block), block, 0, s>>>(
+                      (T *)y, (const T *)x, (const real<T> *)cos, (const real<T> *)sin, z)))
     return cuda_launched("rope");
 }

@@ -34,7 +34,8 @@ template <typename R> __device__ __forceinline__ best_of<R> warp_best(best_of<R>
 
 /* The first of the row's largest numbers, for all threads of the block; v where all are NaN. */
 template <typename T>
-__device__ __forceinline__ best_of<real<T>> row_best(const T *x, int64_t v, best_of<real<T>> *space) {
+__device__ __forceinline__ best_of<real<T>> row_best(const T *x, int64_t v,
+                                                     best_of<real<T>> *space) {
     best_of<real<T>> best = {-INFINITY, v};
     for (int64_t i = threadIdx.x; i < v; i += blockDim.x) {
         best_of<real<T>> one = {to_real(x[i]), i};
@@ -153,8 +154,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS)
     double u = (double)(((uint64_t)block.word[0] << 32 | block.word[1]) >> 11) * 0x1p-53;
     beginning drawn = shortest(w, 0, MORE_THAN, u * sum);
     /* the last of the beginning is the one drawn */
-    if (threadIdx.x == 0)
-        ids[row] = (int32_t)(w.sorted ? drawn.last : v - 1 - drawn.last);
+    if (threadIdx.x == 0) ids[row] = (int32_t)(w.sorted ? drawn.last : v - 1 - drawn.last);
 }
 
 int64_t cuda_sample_scratch(int64_t n, int64_t v) { return n * v * (int64_t)sizeof(double); }
@@ -165,9 +165,9 @@ int cuda_sample(int32_t *ids, const void *logits, int64_t n, int64_t v, double t
     if (temperature == 0) return cuda_argmax(ids, logits, n, v, dtype, PG_I32, s);
     if (n * v == 0) return PG_OK;
     uint64_t stream = pg_philox_stream(seed, key);
-    CUDA_FLOATING("sample", dtype,
-                  sample_kernel<T><<<(unsigned)n, SAMPLE_THREADS, 0, (cudaStream_t)s>>>(
-                      ids, (const T *)logits, v, temperature, top_k, top_p, stream, first,
-                      (double *)scratch))
+    CUDA_FLOATING(
+        "sample", dtype,
+        sample_kernel<T><<<(unsigned)n, SAMPLE_THREADS, 0, (cudaStream_t)s>>>(
+            ids, (const T *)logits, v, temperature, top_k, top_p, stream, first, (double *)scratch))
     return cuda_launched("sample");
 }

@@ -5,7 +5,8 @@
 #include "rows.cuh"
 
 template <typename T, int W>
-__global__ void __launch_bounds__(ROWS_THREADS) swiglu_kernel(T *y, const T *x, int64_t n, int64_t f) {
+__global__ void __launch_bounds__(ROWS_THREADS)
+    swiglu_kernel(T *y, const T *x, int64_t n, int64_t f) {
     int64_t i = row_item() * W;
     if (i >= f) return;
     for (int64_t row = first_row(); row < n; row += all_rows()) {

@@ -35,7 +35,9 @@ static pg_tensor *new_handle(pg_storage *storage, int dtype, int64_t first, int 
     return t;
 }
 
-static int no_handle(const char *op) { return pg_fail(PG_ENOMEM, "%s: no memory for a handle", op); }
+static int no_handle(const char *op) {
+    return pg_fail(PG_ENOMEM, "%s: no memory for a handle", op);
+}
 
 int pg_tensor_new(pg_tensor **out, int dtype, int ndim, const int64_t *dims) {
     PG_POLL();
@@ -97,7 +99,8 @@ int pg_tensor_dtype(const pg_tensor *t) { return t ? t->dtype : -1; }
 int pg_tensor_handles(const pg_tensor *t) { return t ? t->storage->handles : 0; }
 
 const void *pg_tensor_peek(const pg_tensor *t) {
-    return t->storage->block ? (char *)t->storage->block + t->first * pg_dtype_size(t->dtype) : NULL;
+    return t->storage->block ? (char *)t->storage->block + t->first * pg_dtype_size(t->dtype)
+                             : NULL;
 }
 
 void *pg_tensor_at(const pg_tensor *t) {
@@ -109,8 +112,8 @@ int pg_tensor_usable(const pg_tensor *t, const char *op) {
     if (!t) return pg_fail(PG_EINVAL, "%s: a tensor is missing (NULL)", op);
     if (pg_backend_now() && !pg_backend_now()->kernels) return PG_OK;
     if (t->storage->dropped)
-        return pg_fail(PG_EINVAL, "%s: the numbers of %s are not here now (dropped; gather first)", op,
-                       t->storage->dropped);
+        return pg_fail(PG_EINVAL, "%s: the numbers of %s are not here now (dropped; gather first)",
+                       op, t->storage->dropped);
     if (!t->storage->has_data)
         return pg_fail(PG_ENODATA, "%s: this tensor %s has a shape and no numbers", op,
                        pg_shape_text(t));
@@ -119,7 +122,8 @@ int pg_tensor_usable(const pg_tensor *t, const char *op) {
 
 void *pg_tensor_data(pg_tensor *t) {
     const pg_backend *b = pg_backend_now();
-    if (!b || !b->kernels || !b->memory->host_visible || pg_tensor_usable(t, "data") < 0) return NULL;
+    if (!b || !b->kernels || !b->memory->host_visible || pg_tensor_usable(t, "data") < 0)
+        return NULL;
     t->storage->exposed = 1;
     return pg_tensor_at(t);
 }
@@ -128,7 +132,8 @@ static int check_span(const pg_tensor *t, int64_t first, const void *host, int64
                       const char *op) {
     if (!t || (!host && bytes)) return pg_fail(PG_EINVAL, "%s: NULL", op);
     int64_t size = pg_dtype_size(t->dtype);
-    if (first < 0 || bytes < 0 || bytes % size || first > t->count || bytes / size > t->count - first)
+    if (first < 0 || bytes < 0 || bytes % size || first > t->count ||
+        bytes / size > t->count - first)
         return pg_fail(PG_ESHAPE, "%s: %lld bytes at element %lld do not lie in %s", op,
                        (long long)bytes, (long long)first, pg_shape_text(t));
     return PG_OK;
@@ -157,8 +162,10 @@ int pg_tensor_read(const pg_tensor *t, int64_t first, void *dst, int64_t bytes) 
     const pg_backend *b = pg_backend_now();
     if (!b) return PG_EDEVICE;
     if (!b->kernels)
-        return pg_fail(PG_ENODATA, "read: only shapes are being computed here; a number of %s is "
-                       "not known", pg_shape_text(t));
+        return pg_fail(PG_ENODATA,
+                       "read: only shapes are being computed here; a number of %s is "
+                       "not known",
+                       pg_shape_text(t));
     PG_TRY(pg_tensor_usable(t, "read"));
     if (!bytes) return PG_OK;
     const char *at = (const char *)pg_tensor_peek(t) + first * pg_dtype_size(t->dtype);

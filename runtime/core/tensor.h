@@ -7,24 +7,24 @@
  * check them without asking the device.  Unknown at first, and after any other write. */
 typedef struct {
     int32_t known;
-    int64_t high;      /* no id is larger */
-    int64_t negative;  /* the one value below 0 among them (an ignore index), or 0: none */
+    int64_t high;     /* no id is larger */
+    int64_t negative; /* the one value below 0 among them (an ignore index), or 0: none */
 } pg_id_range;
 
 typedef struct {
-    void *block;       /* NULL on the shape backend, and while dropped */
+    void *block; /* NULL on the shape backend, and while dropped */
     int64_t bytes;
-    int32_t handles;   /* tensors that share it */
+    int32_t handles; /* tensors that share it */
     int32_t tag;
-    int32_t has_data;  /* 0: made under pg_shape_only or by the shape backend */
-    int32_t exposed;   /* 1: pg_tensor_data gave its address away; ids are never known again */
+    int32_t has_data; /* 0: made under pg_shape_only or by the shape backend */
+    int32_t exposed;  /* 1: pg_tensor_data gave its address away; ids are never known again */
     pg_id_range ids;
-    char *dropped;     /* name given by pg_storage_drop while empty, else NULL */
+    char *dropped; /* name given by pg_storage_drop while empty, else NULL */
 } pg_storage;
 
 struct pg_tensor {
     pg_storage *storage;
-    int64_t first;     /* elements from the start of the storage */
+    int64_t first; /* elements from the start of the storage */
     int64_t count;
     int64_t dims[PG_MAX_DIMS];
     int32_t ndim, dtype;

@@ -24,7 +24,8 @@ static void knows_nothing(const pg_tensor *t) { assert_int_equal(t->storage->ids
 static void a_whole_write_is_noted(void **state) {
     (void)state;
     int64_t wide[] = {5, (int64_t)1 << 40, -1, 7};
-    pg_tensor *t = born(PG_I64, SHAPE(2, 2)), *f = born(PG_F32, SHAPE(2)), *none = born(PG_I32, SHAPE(0));
+    pg_tensor *t = born(PG_I64, SHAPE(2, 2)), *f = born(PG_F32, SHAPE(2)),
+              *none = born(PG_I32, SHAPE(0));
     knows_nothing(t);
     ok(pg_tensor_write(t, 0, wide, sizeof wide));
     knows(t, (int64_t)1 << 40, -1);

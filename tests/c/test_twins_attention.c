@@ -99,7 +99,8 @@ static void check(pg_attn_args given, int packed, int with_lengths) {
     int64_t rows = p.a.batch * p.a.rows * p.a.heads;
     twin_array out = output(rows * p.a.width, dtype, 0), lse = output(rows, real_dtype(dtype), 0);
     char *room = calloc(1, (size_t)pg_max64(twins.cpu->attention_scratch(&host),
-                                            twins.cpu->attention_grad_scratch(&host)) + 64);
+                                            twins.cpu->attention_grad_scratch(&host)) +
+                               64);
     char *aligned = room + (64 - (uintptr_t)room % 64);
     ok(twins.cpu->attention(out.host, lse.host, &host, aligned, NULL));
     ok(plain.forward(out.device, lse.device, &device, scratch_of(plain.scratch(&device)),
@@ -169,7 +170,8 @@ static void under_dropout(void **state) {
     need_gpu();
     find_plain();
     for (int i = 0; i < 24; i++) {
-        pg_attn_args a = some(floating[i % 4], draw_size(150), 1 + draw_size(150), i % 3 ? 64 : 128);
+        pg_attn_args a = some(floating[i % 4], draw_size(150), 1 + draw_size(150),
+                              i % 3 ? 64 : 128);
         const double given = 0;
         a.dropout = draw(0.05, 0.6);
         a.key = draw_word();
@@ -189,7 +191,7 @@ static void edges(void **state) {
         check(some(floating[i], 1, 1, 64), 1, 0);
         check(some(floating[i], 1, 300, 128), 0, 0); /* one new token */
         check(some(floating[i], 64, 64, 64), 0, 0);
-        check(some(floating[i], 65, 63, 64), 0, 1);  /* causal rows before all keys */
+        check(some(floating[i], 65, 63, 64), 0, 1); /* causal rows before all keys */
         check(some(floating[i], 300, 5, 64), 0, 1);
         pg_attn_args steep = some(floating[i], 90, 90, 64);
         steep.scale = 1; /* a few probabilities near 1: the maximum must move */

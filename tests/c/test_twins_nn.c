@@ -63,8 +63,8 @@ static void check_rope(int dtype) {
     int add = (int)draw_int(0, 1), sign = draw_int(0, 1) ? 1 : -1;
     twin_array x = input(n, dtype), y = output(n, dtype, add);
     twin_array cosine = input(lines, real_dtype(dtype)), sine = input(lines, real_dtype(dtype));
-    ok(twins.cpu->rope(y.host, x.host, cosine.host, sine.host, b, t, c, heads, half, start, sign, add,
-                       PG_F64, NULL));
+    ok(twins.cpu->rope(y.host, x.host, cosine.host, sine.host, b, t, c, heads, half, start, sign,
+                       add, PG_F64, NULL));
     ok(twins.cuda->rope(y.device, x.device, cosine.device, sine.device, b, t, c, heads, half, start,
                         sign, add, dtype, twins.stream));
     near(y, bound(dtype));
@@ -132,15 +132,14 @@ static void ids_outside(void **state) {
         int64_t n = draw_size(100000), v = draw_size(70000), bad = draw_int(0, n - 1);
         int dtype = some_id_dtype();
         twin_array ids = some_ids(n, v, dtype, 0.1);
-        assert_int_equal(
-            twins.cuda->check_ids(ids.device, n, v, IGNORE, dtype, twins.stream), -1);
+        assert_int_equal(twins.cuda->check_ids(ids.device, n, v, IGNORE, dtype, twins.stream), -1);
         double *from = twin_doubles(n);
         memcpy(from, ids.host, (size_t)n * sizeof *from);
         for (int64_t j = bad; j < n; j += 1 + j / 2) from[j] = draw_int(0, 1) ? (double)v : -1;
         twin_array wrong = input_of(from, n, dtype);
         free(from);
-        assert_int_equal(
-            twins.cuda->check_ids(wrong.device, n, v, IGNORE, dtype, twins.stream), bad);
+        assert_int_equal(twins.cuda->check_ids(wrong.device, n, v, IGNORE, dtype, twins.stream),
+                         bad);
         twins_free();
     }
 }
@@ -201,15 +200,15 @@ static void check_cross_entropy(int dtype) {
     twin_array targets = some_ids(n, v, ids_dtype, draw_int(0, 3) ? 0.2 : 1);
     twin_array out = output(2, kept, 0), rows = output(n, kept, 0), lse = output(n, kept, 0);
     twin_array dloss = input(per_row ? n : 1, kept), dx = output(n * v, dtype, add);
-    const double *host_step = stepped ? step.host : NULL, *device_step = stepped ? step.device : NULL;
+    const double *host_step = stepped ? step.host : NULL,
+                 *device_step = stepped ? step.device : NULL;
     void *ids = host_ids(&targets);
     double *loss = twin_doubles(n);
     ok(twins.cpu->cross_entropy(out.host, rows.host, lse.host, x.host, ids, n, v, IGNORE, host_step,
                                 loss, PG_F64, ids_dtype, NULL));
-    ok(twins.cuda->cross_entropy(out.device, rows.device, lse.device, x.device, targets.device, n, v,
-                                 IGNORE, device_step,
-                                 scratch_of(twins.cuda->cross_entropy_scratch(n)), dtype, ids_dtype,
-                                 twins.stream));
+    ok(twins.cuda->cross_entropy(
+        out.device, rows.device, lse.device, x.device, targets.device, n, v, IGNORE, device_step,
+        scratch_of(twins.cuda->cross_entropy_scratch(n)), dtype, ids_dtype, twins.stream));
     near(out, bound(kept));
     near(rows, bound(kept));
     near(lse, bound(kept));
@@ -218,10 +217,9 @@ static void check_cross_entropy(int dtype) {
         ok(twins.cpu->cross_entropy_grad(to->host, dloss.host, per_row, x.host, ids, lse.host,
                                          out.host, n, v, IGNORE, host_step, in_place ? 0 : add,
                                          PG_F64, ids_dtype, NULL));
-        ok(twins.cuda->cross_entropy_grad(to->device, dloss.device, per_row, x.device,
-                                          targets.device, lse.device, out.device, n, v, IGNORE,
-                                          device_step, in_place ? 0 : add, dtype, ids_dtype,
-                                          twins.stream));
+        ok(twins.cuda->cross_entropy_grad(
+            to->device, dloss.device, per_row, x.device, targets.device, lse.device, out.device, n,
+            v, IGNORE, device_step, in_place ? 0 : add, dtype, ids_dtype, twins.stream));
         near(*to, bound_gradient(dtype));
     }
     free(ids), free(loss);
@@ -291,10 +289,11 @@ static void sample(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        twin_test(swiglu),        twin_test(rope),          twin_test(embedding),
-        twin_test(ids_outside),   twin_test(softmax),       twin_test(masked_logits),
-        twin_test(cross_entropy), twin_test(loss_of_no_rows), twin_test(argmax),
-        twin_test(sample),
+        twin_test(swiglu),        twin_test(rope),
+        twin_test(embedding),     twin_test(ids_outside),
+        twin_test(softmax),       twin_test(masked_logits),
+        twin_test(cross_entropy), twin_test(loss_of_no_rows),
+        twin_test(argmax),        twin_test(sample),
     };
     return cmocka_run_group_tests(tests, twins_open, NULL);
 }

@@ -291,8 +291,8 @@ function recipe.resolve(given, overrides, info)
   check_optim(info, r.optim)
   r.data.seed = r.data.seed or r.seed
   check_possible(info, r)
-  check_data(info, r)
   check_shares(info, r)
+  check_data(info, r)
   return r
 end
 

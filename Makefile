@@ -175,6 +175,7 @@ dist: all  ## a folder build/dist/pgrun that runs on a machine with no package m
 DEVICE_TESTS = $(filter %/test_cuda_memory %/test_nccl,$(TESTS)) $(filter $(BUILD)/tests/test_twins%,$(TESTS))
 dist-tests: $(DEVICE_TESTS)
 	@cp -r tests scripts lua $(DIST) && cp $(DEVICE_TESTS) $(DIST)/tests
+	@cp /usr/share/lua/5.1/luaunit.lua $(DIST)
 	@ldd $(DEVICE_TESTS) | awk '$$1 ~ /^lib(openblas|cmocka|gomp|gfortran|quadmath)/ { print $$3 }' | sort -u | \
 	    while read -r library; do cp -L "$$library" $(DIST); done
 	@strip --strip-debug $(DIST)/pgrun $(DIST)/tests/test_*

@@ -77,8 +77,8 @@ int cpu_swiglu(void *y, const void *x, int64_t n, int64_t f, int dtype, pg_strea
 int cpu_swiglu_grad(void *dx, const void *dy, const void *x, int64_t n, int64_t f, int add,
                     int dtype, pg_stream s);
 int cpu_softmax(void *y, const void *x, int64_t n, int64_t v, int log, int dtype, pg_stream s);
-int cpu_softmax_grad(void *dx, const void *dy, const void *y, int64_t n, int64_t v, int log, int add,
-                     int dtype, pg_stream s);
+int cpu_softmax_grad(void *dx, const void *dy, const void *y, int64_t n, int64_t v, int log,
+                     int add, int dtype, pg_stream s);
 int64_t cpu_check_ids(const void *ids, int64_t n, int64_t v, int64_t ignore, int dtype_ids,
                       pg_stream s);
 int cpu_embedding(void *y, const void *table, const void *ids, int64_t n, int64_t d, int64_t v,

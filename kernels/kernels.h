@@ -13,23 +13,26 @@
 typedef void *pg_stream;
 
 /* Where element i of a slice lies in the whole: first + (i / cols) * stride + i % cols. */
-typedef struct { int64_t first, cols, stride; } pg_index_map;
+typedef struct {
+    int64_t first, cols, stride;
+} pg_index_map;
 
-typedef struct {                 /* one (possibly batched) matrix product, row major */
+typedef struct { /* one (possibly batched) matrix product, row major */
     int64_t m, n, k, batch;
-    int64_t lda, ldb, ldc;       /* elements between rows as stored */
+    int64_t lda, ldb, ldc;                /* elements between rows as stored */
     int64_t stride_a, stride_b, stride_c; /* elements between batches */
     int dtype, dtype_c, transpose_a, transpose_b, epilogue;
     double alpha, beta;
-    const void *bias;            /* [n] dtype, or NULL */
-    void *aux;                   /* like c, or NULL */
+    const void *bias;               /* [n] dtype, or NULL */
+    void *aux;                      /* like c, or NULL */
     const float *scale_a, *scale_b; /* one number in device memory, or NULL */
 } pg_gemm_args;
 
-typedef struct {                 /* strides in elements between rows of the same sample */
+typedef struct { /* strides in elements between rows of the same sample */
     int64_t batch, rows, keys, heads, kv_heads, width; /* B, T, Tk, H, G, K */
     const void *q, *k, *v;
-    int64_t q_stride, kv_stride; /* row strides; samples follow each other: rows * q_stride, keys * kv_stride */
+    int64_t q_stride,
+        kv_stride; /* row strides; samples follow each other: rows * q_stride, keys * kv_stride */
     double scale;
     int causal, dtype;
     const int32_t *lengths;
@@ -53,12 +56,13 @@ typedef struct pg_kernels {
                       int dtype, pg_stream s);
     int (*binary)(void *y, const void *a, const void *b, int64_t n, int64_t nb, int kind, int add,
                   int dtype, pg_stream s);
-    int (*axpby)(void *y, const void *x, double alpha, double beta, int64_t n, int dtype, pg_stream s);
+    int (*axpby)(void *y, const void *x, double alpha, double beta, int64_t n, int dtype,
+                 pg_stream s);
     int (*dropout)(void *y, const void *x, int64_t n, double p, const double *step, uint64_t key,
                    pg_index_map map, int add, int dtype, pg_stream s);
     /* matmul */
     int (*gemm)(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s);
-    const char *(*gemm_choices)(void);      /* NULL, as gemm_adopt, where nothing is chosen */
+    const char *(*gemm_choices)(void); /* NULL, as gemm_adopt, where nothing is chosen */
     int (*gemm_adopt)(const char *text);
     /* norms: x [n,d]; dw, db want scratch */
     int (*rmsnorm)(void *y, void *rstd, const void *x, const void *w, double eps, int64_t n,
@@ -85,7 +89,8 @@ typedef struct pg_kernels {
     int64_t (*attention_grad_scratch)(const pg_attn_args *a);
     /* dq, dk, dv have the strides of q, k, v */
     int (*attention_grad)(void *dq, void *dk, void *dv, const void *dout, const void *out,
-                          const void *lse, const pg_attn_args *a, int add, void *scratch, pg_stream s);
+                          const void *lse, const pg_attn_args *a, int add, void *scratch,
+                          pg_stream s);
     int (*swiglu)(void *y, const void *x, int64_t n, int64_t f, int dtype, pg_stream s);
     int (*swiglu_grad)(void *dx, const void *dy, const void *x, int64_t n, int64_t f, int add,
                        int dtype, pg_stream s);
@@ -114,7 +119,8 @@ typedef struct pg_kernels {
     int (*sample)(int32_t *ids, const void *logits, int64_t n, int64_t v, double temperature,
                   int64_t top_k, double top_p, uint64_t seed, uint64_t key, int64_t first,
                   void *scratch, int dtype, pg_stream s);
-    int (*argmax)(void *ids, const void *x, int64_t n, int64_t v, int dtype, int dtype_ids, pg_stream s);
+    int (*argmax)(void *ids, const void *x, int64_t n, int64_t v, int dtype, int dtype_ids,
+                  pg_stream s);
     /* reductions: x [outer,n,inner], y [outer,inner] */
     int (*reduce)(void *y, const void *x, int kind, int64_t outer, int64_t n, int64_t inner,
                   int add, int dtype, pg_stream s);

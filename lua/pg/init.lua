@@ -20,7 +20,6 @@ local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "reduce
 -- Tensors and all ops come together: ops become methods of tensors.
 local function load_tensors()
   local Tensor = require "pg.tensor"
-  local c = require "pg.c"
   for _, file in ipairs(op_files) do
     for name, f in pairs(require("pg.ops." .. file)) do
       if type(f) == "function" then

@@ -4,7 +4,7 @@
 #include "../pg.h"
 
 #define PG_MAX_DIMS 8
-#define PG_ALIGN 64 /* bytes; every block starts on a cache line */
+#define PG_ALIGN    64 /* bytes; every block starts on a cache line */
 
 static inline int pg_is_floating(int dtype) { return dtype >= PG_F32 && dtype <= PG_F16; }
 static inline int pg_is_integer(int dtype) { return dtype >= PG_I32 && dtype <= PG_U8; }
@@ -13,11 +13,17 @@ static inline int64_t pg_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Round-trip between bf16 and f32: the upper half, rounded to nearest even, NaN kept quiet. */
 static inline float pg_bf16_to_f32(uint16_t h) {
-    union { uint32_t u; float f; } v = {(uint32_t)h << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {(uint32_t)h << 16};
     return v.f;
 }
 static inline uint16_t pg_f32_to_bf16(float f) {
-    union { float f; uint32_t u; } v = {f};
+    union {
+        float f;
+        uint32_t u;
+    } v = {f};
     if ((v.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((v.u >> 16) | 0x40);
     return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1)) >> 16);
 }

@@ -56,7 +56,7 @@ LUA
 # ---- lines ----
 test "$(grep -c '^step ./6  loss ' out)" = 6
 test "$(tr -d '[:print:]\n' < out | wc -c)" = 0 # no escape codes on a pipe
-if command -v script > /dev/null; then
+if script -qec true /dev/null > /dev/null 2>&1; then
     for colour in 0 1; do
         env ${colour:+NO_COLOR=$colour} script -qc "'$PGRUN' train.lua --run=live$colour --log.every=100" /dev/null > live
         test "$(tr '\r' '\n' < live | grep -c '^step ./6  loss ')" = 6

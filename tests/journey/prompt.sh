@@ -27,7 +27,7 @@ wait $prompt
 grep -q '^after	8' said || { complain "after Ctrl-C:"; cat said; }
 
 # on a terminal
-command -v script >/dev/null || { echo "skipped: no script(1) for a terminal"; exit $failed; }
+script -qec true /dev/null >/dev/null 2>&1 || { echo "skipped: script(1) gives no terminal here"; exit $failed; }
 export PGRUN_HISTORY="$SCRATCH/history" TERM=xterm
 (sleep 1; printf 'y = 6 * 7\r'; sleep 0.5; printf 'half a line'; sleep 0.5; printf '\003'; sleep 0.5
  printf 'string.reve\t(y)\r'; sleep 0.5; printf '\004') |

@@ -58,7 +58,7 @@ test "$(grep -c '^step ./6  loss ' out)" = 6
 test "$(tr -d '[:print:]\n' < out | wc -c)" = 0 # no escape codes on a pipe
 if script -qec true /dev/null > /dev/null 2>&1; then
     for colour in 0 1; do
-        env ${colour:+NO_COLOR=$colour} script -qc "'$PGRUN' train.lua --run=live$colour --log.every=100" /dev/null > live
+        env ${colour:+NO_COLOR=$colour} script -qc "exec '$PGRUN' train.lua --run=live$colour --log.every=100" /dev/null > live
         test "$(tr '\r' '\n' < live | grep -c '^step ./6  loss ')" = 6
         test "$(tr -d '[:print:]\n\r' < live | wc -c)" = 0
         tail -1 live | grep -q '^done at step 6 of 6'

@@ -31,7 +31,7 @@ script -qec true /dev/null >/dev/null 2>&1 || { echo "skipped: script(1) gives n
 export PGRUN_HISTORY="$SCRATCH/history" TERM=xterm
 (sleep 1; printf 'y = 6 * 7\r'; sleep 0.5; printf 'half a line'; sleep 0.5; printf '\003'; sleep 0.5
  printf 'string.reve\t(y)\r'; sleep 0.5; printf '\004') |
-    script -qec "$PGRUN" /dev/null >said 2>&1 || complain "on a terminal: exit code $?"
+    script -qec "exec '$PGRUN'" /dev/null >said 2>&1 || complain "on a terminal: exit code $?"
 tr -d '\r' <said | grep -q '^24' || { complain "on a terminal:"; cat -v said; }
 grep -q '6' history || complain "no history"
 exit $failed

@@ -9,8 +9,9 @@
  * allocate: the caller brings the outputs.  Tensors are contiguous.  Letters: B batch, T time,
  * D width, H heads, G key/value heads, K head width, F hidden width, V vocabulary, N rows.
  * "add": 0 writes the output, 1 adds to it; an output of a _grad op may be NULL: not wanted.
- * "floating" means f32 or f64 (the CUDA backend adds bf16 and f16), the same for all tensors of a
- * call unless said.  Sizes are int64_t, strings are UTF-8 and borrowed for the call. */
+ * "floating" means f32, f64, bf16 or f16, the same for all tensors of a call unless said; with bf16
+ * and f16 the arithmetic is in f32 and each output is rounded once.  "mixed": this output may be f32
+ * where the inputs are bf16 or f16, as gradients of weights are.  Sizes are int64_t, strings are UTF-8 and borrowed for the call. */
 #ifndef PG_H
 #define PG_H
 #include <stddef.h>
@@ -31,7 +32,7 @@ enum pg_code {
     PG_ENODATA = -9,  /* the shape backend holds no numbers */
     PG_ENONFINITE = -10 /* PG_NAN=1 met a number that is not finite */
 };
-enum pg_dtype { PG_F32, PG_F64, PG_BF16, PG_F16, PG_I32, PG_I64, PG_U8, PG_NDTYPES };
+enum pg_dtype { PG_F32, PG_F64, PG_BF16, PG_F16, PG_I32, PG_I64, PG_U8, PG_I16, PG_NDTYPES };
 
 typedef struct pg_tensor pg_tensor;
 typedef struct pg_comm pg_comm;
@@ -139,7 +140,8 @@ int pg_unary(pg_tensor *y, const pg_tensor *x, int kind);
 int pg_unary_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *x, int kind, int add);
 /* y = a op b.  b: the shape of a, or a suffix of it (a bias), or one element. */
 int pg_binary(pg_tensor *y, const pg_tensor *a, const pg_tensor *b, int kind, int add);
-int pg_axpby(pg_tensor *y, const pg_tensor *x, double alpha, double beta); /* y = alpha x + beta y */
+/* y = alpha x + beta y; y mixed; beta 0 does not read y. */
+int pg_axpby(pg_tensor *y, const pg_tensor *x, double alpha, double beta);
 /* y = x * mask / (1 - p); mask by counter: stream (step[RANDOM] or seed 0, key), index as in
  * pg_random_uniform.  The gradient is the same call on dy. step may be NULL. */
 int pg_dropout(pg_tensor *y, const pg_tensor *x, double p, const pg_tensor *step, uint64_t key,
@@ -174,14 +176,23 @@ int pg_gemm_adopt(const char *text);       /* take another rank's choices instea
 /* y = x / sqrt(mean(x^2) + eps) * w.  rstd [N] f32 (f64 for f64), kept for the gradient.
  * w may be NULL (all ones).  Source: Zhang and Sennrich 2019, eq. 4. */
 int pg_rmsnorm(pg_tensor *y, pg_tensor *rstd, const pg_tensor *x, const pg_tensor *w, double eps);
+/* dw mixed.  base, like dx, or NULL: dx = base + the gradient (add_x must be 0 then), so that the
+ * gradient that came past the norm is added on the way. */
 int pg_rmsnorm_grad(pg_tensor *dx, pg_tensor *dw, const pg_tensor *dy, const pg_tensor *x,
-                    const pg_tensor *w, const pg_tensor *rstd, int add_x, int add_w);
+                    const pg_tensor *w, const pg_tensor *rstd, const pg_tensor *base, int add_x,
+                    int add_w);
+/* sum = x + r, rounded to its dtype; y and rstd = the norm of it.  One pass. */
+int pg_add_rmsnorm(pg_tensor *y, pg_tensor *sum, pg_tensor *rstd, const pg_tensor *x,
+                   const pg_tensor *r, const pg_tensor *w, double eps);
 /* y = (x - mean) / sqrt(var + eps) * w + b, biased variance.  Source: Ba et al. 2016. */
 int pg_layernorm(pg_tensor *y, pg_tensor *mean, pg_tensor *rstd, const pg_tensor *x,
                  const pg_tensor *w, const pg_tensor *b, double eps);
 int pg_layernorm_grad(pg_tensor *dx, pg_tensor *dw, pg_tensor *db, const pg_tensor *dy,
                       const pg_tensor *x, const pg_tensor *w, const pg_tensor *mean,
-                      const pg_tensor *rstd, int add_x, int add_w, int add_b);
+                      const pg_tensor *rstd, const pg_tensor *base, int add_x, int add_w, int add_b);
+int pg_add_layernorm(pg_tensor *y, pg_tensor *sum, pg_tensor *mean, pg_tensor *rstd,
+                     const pg_tensor *x, const pg_tensor *r, const pg_tensor *w, const pg_tensor *b,
+                     double eps);
 
 /* ---- attention and positions ---- */
 /* cos, sin [T,K/2]: angle(t,i) = (first + t) * theta^(-2i/K), in double, rounded at the end. */
@@ -218,6 +229,7 @@ int pg_softmax(pg_tensor *y, const pg_tensor *x, int log);   /* over the last di
 int pg_softmax_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *y, int log, int add);
 /* y [..,D] = table [V,D] at ids [..] (i32 or i64).  An id outside [0,V) is an error naming it. */
 int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids);
+/* dtable mixed. */
 int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int add);
 /* out [2]: out[0] = sum of losses over valid rows, times step[INV_TOKENS] (step given) or divided
  * by the valid rows (0 if none); out[1] = valid rows.  rows [N] (or NULL): each row's loss, 0 where
@@ -229,6 +241,19 @@ int pg_cross_entropy(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_t
 int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
                           const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out,
                           int64_t ignore, const pg_tensor *step, int add);
+/* The same loss where the vocabulary of V ids is cut over R ranks: this one's logits [..,Vl] are those of
+ * ids [first, first + valid), columns from valid on are padding.  Targets are ids of the whole.
+ * stats [2,N] (f32, or f64): the log of the sum of exponentials over this rank's columns (-inf where it
+ * has none), and the target's logit where it is here, else 0. */
+int pg_vocab_stats(pg_tensor *stats, const pg_tensor *logits, const pg_tensor *targets, int64_t first,
+                   int64_t valid, int64_t vocab, int64_t ignore);
+/* parts [R,2,N]: the stats of all ranks.  out, rows, lse as in pg_cross_entropy. */
+int pg_vocab_loss(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_tensor *parts,
+                  const pg_tensor *targets, int64_t ignore, const pg_tensor *step);
+/* As pg_cross_entropy_grad, for this rank's columns; padding gets 0.  lse is that of the whole. */
+int pg_vocab_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
+                  const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out, int64_t first,
+                  int64_t valid, int64_t ignore, const pg_tensor *step, int add);
 /* ids [N] i32 drawn from softmax(logits [N,V] / temperature) cut to the top_k most likely (0 = all)
  * and the smallest set of mass >= top_p (1 = all).  temperature 0: argmax.  Stream (seed, key),
  * index first + row. */
@@ -238,7 +263,8 @@ int pg_argmax(pg_tensor *ids, const pg_tensor *x); /* over the last dim; first o
 
 /* ---- reductions and rearranging ---- */
 enum pg_reduce_kind { PG_SUM, PG_MEAN, PG_RMAX, PG_RMIN };
-/* Over dim (0-based) of x; dim = -1: over all.  y has the other dims (count is what is checked). */
+/* Over dim (0-based) of x; dim = -1: over all.  y has the other dims (count is what is checked), and is
+ * mixed for sums and means. */
 int pg_reduce(pg_tensor *y, const pg_tensor *x, int kind, int dim, int add);
 /* Gradient of sum: y[outer,n,inner] (+)= scale * x[outer,inner]; dim as above. */
 int pg_expand(pg_tensor *y, const pg_tensor *x, int dim, double scale, int add);
@@ -250,21 +276,30 @@ int pg_place(pg_tensor *y, const pg_tensor *x, int dim, int64_t start, int add);
 int pg_permute(pg_tensor *y, const pg_tensor *x, const int32_t *order, int add); /* y dim i = x dim order[i] */
 
 /* ---- norms of gradients, updates ---- */
-int pg_sumsq(pg_tensor *step, const pg_tensor *x);       /* step[SUMSQ] += sum x^2, in double */
+/* step[SUMSQ] += sum of weight * x^2, in double.  ends i64 [R] and weights f32 [R]: where each run of x
+ * ends, and its weight (a parameter that k ranks hold counts 1/k on each); both NULL: all 1. */
+int pg_sumsq(pg_tensor *step, const pg_tensor *x, const pg_tensor *ends, const pg_tensor *weights);
 /* norm = sqrt(step[SUMSQ]) / scale -> NORM; FINITE; CLIP = min(1, max_norm / norm) / scale
  * (max_norm 0: only / scale). */
 int pg_clip(pg_tensor *step, double max_norm);
 int pg_count_nonfinite(int64_t *count, const pg_tensor *x);
-/* One call for a segment.  ends i64 [R]: where each run of parameters ends; factors f32 [R,2]: decay
- * and rate multiplier of each run.  m, v like value.  Does nothing if step[FINITE] is 0.
+/* One call for a segment, or a slice of one.  ends i64 [R]: where each run of parameters ends; factors
+ * f32 [R,2]: decay and rate multiplier of each run.  Does nothing if step[FINITE] is 0.
+ * dtypes: all f32 or all f64 with master NULL; or value bf16 with master i16, the 16 bits that bf16 lacks
+ * (the f32 master has the bits (value << 16) + master, so value = (bits + 0x8000) >> 16); or value bf16 or
+ * f16 with master f32, the master itself, whose rounding the value is.  With a master, grad is f32 or like
+ * value, and m and v are f32, or both bf16.
  * Decoupled decay: value -= rate * (m^ / (sqrt(v^) + eps) + decay * value).  Loshchilov and Hutter 2019. */
-int pg_adamw(pg_tensor *value, const pg_tensor *grad, pg_tensor *m, pg_tensor *v,
+int pg_adamw(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m, pg_tensor *v,
              const pg_tensor *ends, const pg_tensor *factors, const pg_tensor *step,
              double beta1, double beta2, double eps);
 /* momentum buffer m may be NULL: m = mu m + (1 - dampening) (g + decay w), as torch.optim.SGD. */
-int pg_sgd(pg_tensor *value, const pg_tensor *grad, pg_tensor *m, const pg_tensor *ends,
-           const pg_tensor *factors, const pg_tensor *step, double momentum, double dampening,
-           int nesterov, int first);
+int pg_sgd(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m,
+           const pg_tensor *ends, const pg_tensor *factors, const pg_tensor *step, double momentum,
+           double dampening, int nesterov, int first);
+/* The f32 numbers that value and master stand for, and back.  out, in f32; counts equal. */
+int pg_master_join(pg_tensor *out, const pg_tensor *value, const pg_tensor *master);
+int pg_master_split(pg_tensor *value, pg_tensor *master, const pg_tensor *in);
 
 /* ---- ranks and collectives ---- */
 enum pg_reduce_op { PG_OP_SUM, PG_OP_MAX, PG_OP_MIN };

@@ -5,7 +5,9 @@ local c = require "pg.c"
 local host = require "pg.host"
 local C, ffi = c.C, c.ffi
 
-local mesh = {}
+-- What of a layout is not an axis: zero (stage 0 to 3), sequence (norms and dropout of tensor parallel ranks on
+-- rows of their own).
+local mesh = { layout = { zero = 0, sequence = false } }
 local names = { "pp", "dp", "tp" }
 local Axis = {}
 Axis.__index = Axis
@@ -31,7 +33,15 @@ local function line_of(i, sizes, place)
   return ranks
 end
 
---- mesh.build{ pp =, dp =, tp = }: sizes whose product is the number of ranks; dp = "rest" takes what
+-- A group of `n` ranks of the world -> a communicator.  All of them call it.
+local function split(ranks, n, name)
+  local slot = ffi.new "pg_comm *[1]"
+  host.waits_at()
+  c.check(C.pg_comm_split(slot, mesh.world.comm, ranks, n, name))
+  return ffi.gc(slot[0], C.pg_comm_free)
+end
+
+--- mesh.build{ pp =, dp =, tp =, zero =, sequence = }: sizes whose product is the number of ranks; dp = "rest" takes what
 -- is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
 function mesh.build(layout)
   start()
@@ -56,14 +66,30 @@ function mesh.build(layout)
   for i, name in ipairs(names) do
     local axis = single(name)
     if sizes[i] > 1 then
-      local slot = ffi.new "pg_comm *[1]"
-      host.waits_at()
-      c.check(C.pg_comm_split(slot, mesh.world.comm, line_of(i, sizes, place), sizes[i], name))
-      axis.comm, axis.rank, axis.size = ffi.gc(slot[0], C.pg_comm_free), place[i], sizes[i]
+      axis.comm = split(line_of(i, sizes, place), sizes[i], name)
+      axis.rank, axis.size = place[i], sizes[i]
     end
+    axis.stride = 1
+    for j = i + 1, #sizes do axis.stride = axis.stride * sizes[j] end
     mesh[name] = axis
   end
+  mesh.layout = { zero = layout.zero or 0, sequence = layout.sequence ~= false and mesh.tp.size > 1 }
   return mesh
+end
+
+--- axis:group(members, name) -> an axis of those of its ranks that `members` lists (0-based, this one among
+-- them); the same order on all.  All of them call it.
+function Axis:group(members, name)
+  local axis = single(name)
+  if #members < 2 then return axis end
+  local ranks = ffi.new("int32_t[?]", #members)
+  local first = mesh.world.rank - self.rank * self.stride
+  for i, m in ipairs(members) do
+    ranks[i - 1] = first + m * self.stride
+    if m == self.rank then axis.rank = i - 1 end
+  end
+  axis.comm, axis.size = split(ranks, #members, name), #members
+  return axis
 end
 
 --- mesh.ready() -> mesh, laid out as plain data parallel where nobody has said otherwise.

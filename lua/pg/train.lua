@@ -74,6 +74,7 @@ end
 
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
+  mesh.build { dp = r.layout.dp, pp = 1, tp = 1 }
   t.model = recipe.guard(info, "model", train.model, r)
   check_data(r, info, t.model)
   local where = r.data.text and "data.text" or "data.tokens"
@@ -86,7 +87,6 @@ local function setup(r, info)
   t.settings = run.settings(r)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
   t.shown = {}
-  mesh.build { dp = r.layout.dp, pp = 1, tp = 1 }
   t.loader = recipe.guard(info, "data", function()
     return t.set:loader { batch = r.data.batch, micro = r.micro, seed = r.data.seed, axis = mesh.dp, pad = r.data.pad }
   end)

@@ -94,7 +94,8 @@ end
 
 --- Sequential{ { name, module, segment }, ... }: one after another; each item has a segment of its own
 -- (named like it, or as the third entry says) and may be recomputed (self.recompute = true recomputes
--- every item that says can_recompute).
+-- every item that says can_recompute).  self.around, a list by item of { before(x) -> x, after(x) -> x }
+-- or false, is run beside them: under ZeRO-3 it brings an item's numbers and drops them.
 layers.Sequential = Module.class "Sequential"
 function layers.Sequential:init(items)
   self.items = {}
@@ -102,10 +103,16 @@ function layers.Sequential:init(items)
     self.items[i] = self:add(item[1], item[2], item[3] or true)
   end
 end
-function layers.Sequential:forward(x)
+function layers.Sequential:forward(x) return self:run(x, 1, #self.items) end
+
+--- sequential:run(x, first, last) -> x through items first to last.
+function layers.Sequential:run(x, first, last)
   local recompute = require("pg.ops.custom").recompute
-  for _, item in ipairs(self.items) do
+  for i = first, last do
+    local item, around = self.items[i], self.around and self.around[i]
+    if around then x = around.before(x) end
     if self.recompute and item.can_recompute then x = recompute(item, x) else x = item(x) end
+    if around then x = around.after(x) end
   end
   return x
 end

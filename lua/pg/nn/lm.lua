@@ -15,7 +15,7 @@ lm.Head = Module.class "Head"
 function lm.Head:init(o)
   c.keys(o, { "norm", "width", "vocab", "std", "tied", "name" }, "Head")
   self.norm = self:add(unpack(o.norm))
-  if o.tied then self.weight = o.tied.weight
+  if o.tied then self.weight = self:lend(o.tied.weight)
   else
     local layers = require "pg.nn.layers"
     self.weight = self:add(o.name or "lm_head",

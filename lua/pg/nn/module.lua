@@ -17,7 +17,7 @@ function Module.class(name, parent)
   local class = setmetatable({ class_name = name, is_module = true }, {
     __index = parent or Module,
     __call = function(class, settings)
-      local self = setmetatable({ own = {}, children = {} }, class)
+      local self = setmetatable({ own = {}, lent = {}, children = {} }, class)
       if self.init then self:init(settings or {}) end
       return self
     end })
@@ -45,22 +45,31 @@ end
 
 local function join(prefix, name) return name == "" and prefix or prefix .. name .. "." end
 
---- module:each_parameter(f): f(parameter, prefix, name, segment name), depth first in order of adding.
-function Module:each_parameter(f, prefix, segment)
+--- module:lend(p): p is another module's parameter that this one uses as well (a tied head).
+function Module:lend(p)
+  self.lent[#self.lent + 1] = p
+  return p
+end
+
+--- module:each_parameter(f): f(parameter, prefix, name, segment name, absent), depth first in order of adding;
+-- absent: it belongs to a child that another rank holds (a pipeline's other stages).  A parameter lent to a
+-- module comes again after that module's own, without prefix and names.
+function Module:each_parameter(f, prefix, segment, absent)
   prefix, segment = prefix or "", segment or "rest"
-  for _, own in ipairs(self.own) do f(own.p, prefix, own.name, segment) end
+  for _, own in ipairs(self.own) do f(own.p, prefix, own.name, segment, absent) end
+  for _, p in ipairs(self.lent) do f(p, nil, nil, nil, absent) end
   for _, child in ipairs(self.children) do
     local inner = join(prefix, child.name)
     local own = child.segment == true and (inner:gsub("%.$", "")) or child.segment
-    child.module:each_parameter(f, inner, own or segment)
+    child.module:each_parameter(f, inner, own or segment, absent or child.absent or false)
   end
 end
 
---- module:parameters() -> its parameters, each once.
+--- module:parameters() -> its parameters that this rank holds, each once.
 function Module:parameters()
   local list, seen = {}, {}
-  self:each_parameter(function(p)
-    if not seen[p] then
+  self:each_parameter(function(p, _, _, _, absent)
+    if not seen[p] and not absent then
       seen[p] = true
       list[#list + 1] = p
     end

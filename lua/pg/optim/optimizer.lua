@@ -59,7 +59,7 @@ function Optimizer.setup(self, parameters, settings, run)
   for _, s in ipairs(self.segments) do
     C.pg_mem_tag "moments"
     local state = {}
-    for _, name in ipairs(self.moments) do state[name] = Tensor.zeros({ s.count }, s.dtype):keep() end
+    for _, name in ipairs(self.moments) do state[name] = Tensor.zeros({ s.size }, s.grad_dtype):keep() end
     C.pg_mem_tag "activations"
     self.states[s] = state
     self:lay_runs(s)
@@ -72,7 +72,7 @@ end
 -- Decay and rate of each run of a segment, as the kernels read them.
 function Optimizer:lay_runs(s)
   local state = self.states[s]
-  state.ends, state.factors = s:run_tables(self.settings.decay or 0)
+  state.ends, state.factors, state.weights = s:run_tables(self.settings.decay or 0)
 end
 
 --- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
@@ -98,11 +98,22 @@ function Optimizer:first_bad()
   end
 end
 
--- Norm and clip factor, on the device.
+-- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all
+-- of them, each parameter counted once.
 function Optimizer:measure()
   local block = step.block()
+  local parted = mesh.tp.size > 1 or mesh.pp.size > 1 or mesh.layout.zero > 0 and mesh.dp.size > 1
   step.set { SUMSQ = 0 }
-  for _, s in ipairs(self.segments) do c.check(C.pg_sumsq(block.raw, s.grad.raw)) end
+  for _, s in ipairs(self.segments) do
+    local state = self.states[s]
+    c.check(C.pg_sumsq(block.raw, s.own_grad.raw, parted and state.ends.raw or nil,
+                       parted and state.weights.raw or nil))
+  end
+  if parted then
+    local sum = block:view({ 1 }, tonumber(C.PG_STEP_SUMSQ))
+    mesh.world:all_reduce(sum)
+    sum:free()
+  end
   c.check(C.pg_clip(block.raw, self.settings.clip or 0))
 end
 

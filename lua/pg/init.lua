@@ -5,7 +5,7 @@ local pg = {}
 -- name = module: pg.name is that module.
 local modules = {
   nn = "pg.nn", mesh = "pg.mesh", rate = "pg.optim.rate", data = "pg.data", json = "pg.json", fs = "pg.fs",
-  step = "pg.step",
+  step = "pg.step", schedule = "pg.parallel.schedule",
 }
 
 -- name = { module, field }: pg.name is that field.

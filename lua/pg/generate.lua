@@ -29,8 +29,8 @@ local function next_id(model, ids, n, o, draw)
   local T = math.min(n, model.context)
   local window = Tensor.empty({ 1, T }, "i32"):write(ids + (n - T))
   local logits = model(window)
-  local last = reduce.reshape(logits, { T, model.vocab })
-  last = reduce.slice(last, 1, T, 1)
+  local rows = logits.count / model.vocab -- those of every id, or of the last one alone
+  local last = reduce.slice(reduce.reshape(logits, { rows, model.vocab }), 1, rows, 1)
   if o.vocab and o.vocab < model.vocab then last = reduce.slice(last, 2, 1, o.vocab) end
   check_logits(last, n)
   return loss.sample(last, { temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed,
@@ -60,9 +60,10 @@ function generate.ids(model, ids, n, o)
   ffi.copy(all, ids, n * 4)
   local before = tape.context
   tape.context = { training = false }
+  local stopped = model.stopped or function(asked) return asked end -- ranks that write together stop together
   local ok, message = pcall(tape.no_grad, function()
     for i = 0, more - 1 do
-      if host.stop_requested() then
+      if stopped(host.stop_requested()) then
         more = i
         break
       end

@@ -7,6 +7,7 @@ local agree = require "pg.agree"
 local describe = require "pg.describe"
 local fields = require "pg.recipe_fields"
 local host = require "pg.host"
+local layout = require "pg.parallel.layout"
 
 local recipe = {}
 local RESERVED = { run = true, resume = true }
@@ -209,43 +210,19 @@ local function need(info, value, path, what)
   if value == nil then recipe.fail(info, path, "%s is missing: %s", path, what) end
 end
 
--- What this build can do.
-local function check_possible(info, r)
-  if r.precision ~= "fp32" then
-    recipe.fail(info, "precision", 'precision is "%s"; on this device "fp32" is possible: leave precision out, or set '
-                .. 'precision = "fp32"', r.precision)
-  end
-  for _, axis in ipairs { "pp", "tp" } do
-    if r.layout[axis] ~= 1 then
-      local n = r.layout[axis]
-      recipe.fail(info, "layout." .. axis, "layout.%s is %d; only 1 is possible: ranks share the work along dp, so set "
-                  .. "layout.%s = 1 and use -n %d for as many data-parallel ranks", axis, n, axis, math.max(1, n))
-    end
-  end
-  if r.layout.zero ~= 0 then
-    recipe.fail(info, "layout.zero", "layout.zero is %d; only 0 is possible: every rank holds the whole optimiser "
-                .. "state, so set layout.zero = 0", r.layout.zero)
-  end
+-- What f returns; its mistakes are those of the field that the message begins with.
+local function of_layout(info, f, ...)
+  local ok, result = pcall(f, ...)
+  if ok then return result end
+  local named = result:gsub("^[^%s:]+:%d+: ", ""):match "^[%a_.]+"
+  local fits = named and (named:find "^layout" or named == "micro" or named == "data.batch")
+  recipe.fail(info, fits and named or "layout.schedule", "%s", result)
 end
 
--- Batch over ranks over micro-batches.
-local function check_shares(info, r)
-  local ranks, batch = host.ranks, r.data.batch
-  if r.layout.dp ~= "rest" and r.layout.dp ~= ranks then
-    local n = r.layout.dp
-    recipe.fail(info, "layout.dp", "layout: pp 1 x dp %d x tp 1 = %d ranks, but %d %s started; use -n %d, or "
-                .. 'layout.dp = "rest"', n, n, ranks, ranks == 1 and "was" or "were", n)
-  end
-  if batch % ranks ~= 0 then
-    recipe.fail(info, "data.batch", "data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, ranks,
-                math.max(1, math.floor(batch / ranks)) * ranks, math.ceil(batch / ranks) * ranks)
-  end
-  local rows = batch / ranks
-  r.micro = r.micro or rows
-  if rows % r.micro ~= 0 then
-    recipe.fail(info, "micro", "micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a "
-                .. "divisor of %d", r.micro, rows, batch, ranks, rows)
-  end
+-- Ranks over the axes, batch over dp over micro-batches.
+local function check_layout(info, r)
+  r.layout = of_layout(info, layout.resolve, r.layout, host.ranks)
+  r.micro = of_layout(info, layout.share, r.layout, r.data.batch, r.micro)
 end
 
 local function check_data(info, r)
@@ -290,8 +267,7 @@ function recipe.resolve(given, overrides, info)
   need(info, r.data.batch, "data.batch", "sequences in a global step")
   check_optim(info, r.optim)
   r.data.seed = r.data.seed or r.seed
-  check_possible(info, r)
-  check_shares(info, r)
+  check_layout(info, r)
   check_data(info, r)
   return r
 end

@@ -1,9 +1,10 @@
 -- recipe_fields.lua: which fields a recipe has, of what kind, and how a text from the command line becomes
 -- the value of one.  recipe.lua reads recipes by it.
 -- A field is { kind, default, doc } as in describe.lua, with kinds of our own besides: "seed" (64 bits),
--- "ranks" (an integer or "rest"), "model", "optim"; or { fields = {...}, doc = } for a group of fields.
+-- "ranks" (an integer or "rest"), "schedule" (a name or a function), "model", "optim"; or { fields = {...}, doc = } for a group of fields.
 local c = require "pg.c"
 local describe = require "pg.describe"
+local schedule = require "pg.parallel.schedule"
 
 local fields = {}
 
@@ -11,11 +12,15 @@ fields.top = {
   model     = { "model", nil, "what is trained: a description such as llama{...}, or a function that makes one" },
   layout    = { doc = "ranks along each axis", fields = {
     dp       = { "ranks", "rest", "data parallel; \"rest\": what the other axes leave" },
-    pp       = { "integer", 1, "pipeline stages" },
-    tp       = { "integer", 1, "tensor parallel" },
-    zero     = { "integer", 0, "what dp ranks share out: 0 nothing" },
-    schedule = { { "1f1b" }, "1f1b", "order of a pipeline's micro-batches" } } },
-  precision = { "string", "fp32", "of the arithmetic" },
+    pp       = { "integer", 1, "pipeline stages", low = 1 },
+    tp       = { "integer", 1, "tensor parallel", low = 1 },
+    zero     = { "integer", 0, "what dp ranks share out: 0 nothing, 1 moments, 2 gradients too, 3 weights too",
+                 low = 0, high = 3 },
+    schedule = { "schedule", "1f1b", "order of a pipeline's micro-batches: a name or a function" },
+    chunks   = { "integer", nil, "runs of blocks on each stage; default: 2 where interleaved, else 1", low = 1 },
+    blocks   = { "table", nil, "how many blocks each chunk takes; default: as even as their parameters allow", low = 1 },
+    sequence = { "boolean", nil, "rows between blocks cut over tp; default: where tp > 1" } } },
+  precision = { { "fp32", "bf16" }, "fp32", "of weights and activations; bf16 keeps gradients, moments and masters in fp32" },
   data      = { doc = "what it learns from", fields = {
     tokens   = { "string", nil, "token files (a glob)" },
     text     = { "string", nil, "a text file, read as bytes; default: pg.demo_text()" },
@@ -65,6 +70,10 @@ function fields.fault(value, entry)
   local kind = entry[1]
   if kind == "seed" then return not pcall(c.int64, value, "seed") and "a 64-bit integer" or nil end
   if kind == "ranks" then return not integer_or("rest", value) and "a number of ranks, or \"rest\"" or nil end
+  if kind == "schedule" then
+    local fine = type(value) == "function" or describe.fits(value, schedule.names)
+    return not fine and "one of " .. table.concat(schedule.names, ", ") .. ", or a function" or nil
+  end
   if kind == "model" then
     local fine = describe.is(value) or type(value) == "function" or type(value) == "table" and value.is_module
     return not fine and "a description such as llama{ blocks = 4 }, or a function that returns one" or nil
@@ -89,6 +98,7 @@ read.number = number
 function read.boolean(text) if text == "true" then return true elseif text == "false" then return false end end
 function read.string(text) return text end
 function read.seed(text) return text end
+function read.schedule(text) return text end
 function read.ranks(text) return number(text) or text end
 function read.any(text)
   if text == "true" or text == "false" then return text == "true" end

@@ -3,9 +3,10 @@
 --
 -- Every tensor counts its owners (t.owners): the scope it was born in is one, each record that saved
 -- it, each gradient slot or collective in flight another.  At zero its numbers are given back at
--- once.  Without an open scope the Lua collector is the only owner.  Three kinds of scope:
+-- once.  Without an open scope the Lua collector is the only owner.  Four kinds of scope:
 --   step    pg.scope(f): protected; also drops the records made in it
 --   light   a module's call: only its temporaries
+--   held    entered several times: a micro-batch between its forward and its backward
 --   loose   a turn of `for ... in data:steps()`: weak, so that a `break` leaves nothing behind.  Its
 --           lists have holes where the collector has been; new entries fill them, so they stay short
 local c = require "pg.c"
@@ -115,6 +116,34 @@ end
 
 --- scope.light(f, ...): the same around a module's call; records outlive it.
 function scope.light(f, ...) return finish(scope.open "light", xpcall(f, traced, ...)) end
+
+local Held = {}
+Held.__index = Held
+
+--- scope.hold() -> a scope that outlives a call: h:run(f, ...) runs f in it and leaves it as it is, with the
+-- tensors and records made there; h:close() ends it.  Whoever makes one must close it, after an error too.
+function scope.hold() return setmetatable({ tensors = {}, count = 0, records = {} }, Held) end
+
+local function leave(token, ok, ...)
+  while depth > token do close_top() end
+  stack[depth] = nil
+  depth = depth - 1
+  if not ok then error((...), 0) end
+  return ...
+end
+
+function Held:run(f, ...)
+  depth = depth + 1
+  stack[depth] = self
+  return leave(depth, xpcall(f, traced, ...))
+end
+
+function Held:close()
+  depth = depth + 1
+  stack[depth] = self
+  close_top()
+  self.tensors, self.count, self.records = {}, 0, {}
+end
 
 --- scope.plain() -> true where only the collector decides (no scope, or a loose one).
 function scope.plain()

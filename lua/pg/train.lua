@@ -7,13 +7,14 @@ local agree = require "pg.agree"
 local checkpoint = require "pg.checkpoint"
 local data = require "pg.data"
 local describe = require "pg.describe"
+local engine = require "pg.parallel.engine"
 local host = require "pg.host"
 local json = require "pg.json"
+local layout = require "pg.parallel.layout"
 local loader = require "pg.data.loader"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
-local reducer = require "pg.parallel.reducer"
 local run = require "pg.run"
 local scope = require "pg.scope"
 local step_block = require "pg.step"
@@ -30,21 +31,33 @@ local LINES = 30 -- of a run, where the recipe does not say
 
 -- ---- setting up ----
 
---- train.model(settings) -> the model that they name, built.
-function train.model(r)
+-- The description or module that settings name.
+local function described(r)
   local what = r.model
   if type(what) == "function" then what = what() end
   if type(what) ~= "table" or not (describe.is(what) or what.is_module) then
     c.fail("the function model returned %s; it must be a description or a module", tostring(what))
   end
-  local model = pg.build(what, { seed = r.seed })
+  return what
+end
+
+--- train.model(settings) -> the model that they name, built for a single process.
+function train.model(r) return pg.build(described(r), { seed = r.seed }) end
+
+local DTYPES = { fp32 = "f32", bf16 = "bf16" }
+
+-- The model as this rank holds it, and the plan of who holds what.
+local function place(r)
+  local optim = require("pg.optim." .. r.optim[1])
+  local model, plan = layout.build(described(r), r.layout, {
+    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments })
   if r.recompute == "block" then
     if not (model.layers and model.layers.items) then
       c.fail 'recompute = "block" needs a model whose layers are an nn.Sequential of blocks; use recompute = "none"'
     end
     model.layers.recompute = true
   end
-  return model
+  return { model, plan }
 end
 
 local function data_options(r, model)
@@ -74,8 +87,7 @@ end
 
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
-  mesh.build { dp = r.layout.dp, pp = 1, tp = 1 }
-  t.model = recipe.guard(info, "model", train.model, r)
+  t.model, t.plan = unpack(recipe.guard(info, "model", place, r))
   check_data(r, info, t.model)
   local where = r.data.text and "data.text" or "data.tokens"
   t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
@@ -84,6 +96,8 @@ local function setup(r, info)
   for k, v in pairs(r.optim) do if k ~= 1 then settings[k] = v end end
   t.about = { steps = r.steps, seed = r.seed, batch = r.data.batch, tokens = 0 }
   t.optim = recipe.guard(info, "optim.rate", pg.optim[r.optim[1]], t.model:parameters(), settings, t.about)
+  t.engine = engine.new(t.model, t.optim.segments, { plan = t.plan, schedule = r.layout.schedule,
+                                                     loss = function(...) return t:loss(...) end })
   t.settings = run.settings(r)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
   t.shown = {}
@@ -134,23 +148,25 @@ function Trainer:resume(folder)
 end
 
 function Trainer:header()
-  local r, count = self.recipe, 0
-  for _, p in ipairs(self.model:parameters()) do count = count + p.count end
-  local context, batch, ranks = self.set.train.context, r.data.batch, mesh.size()
+  local r, ranks = self.recipe, mesh.size()
+  local context, batch = self.set.train.context, r.data.batch
   local each = self.loader.accumulation
   log.text("%s: %s, %d rank%s, %s parameters in %s", self.info.path, ffi.string(C.pg_device()), ranks,
-           ranks == 1 and "" or "s", log.count(count), r.precision)
+           ranks == 1 and "" or "s", log.count(self.plan.parameters), r.precision)
   log.text("%s tokens a step: %d sequences x %d, a rank takes %d micro-batch%s of %d", log.count(batch * context),
            batch, context, each, each == 1 and "" or "es", r.micro)
+  for _, line in ipairs(layout.lines(self.plan, r.layout)) do log.text("%s", line) end
   log.text("run: %s", self.state.run)
 end
 
 -- ---- a step ----
 
-function Trainer:loss(batch)
+-- The loss of a batch, the recipe's own or the model's.  model: the trainer's, or what stands for it on a
+-- pipeline's last stage.
+function Trainer:loss(model, batch)
   local own = self.recipe.loss
-  if not own then return self.model:loss(batch) end
-  local loss, valid = own(self.model, batch)
+  if not own then return model:loss(batch) end
+  local loss, valid = own(model, batch)
   if type(loss) ~= "table" or not loss.is_tensor or loss.count ~= 1 then
     recipe.fail(self.info, "loss", "loss returned %s; it must return a tensor of one number, such as model:loss(batch)",
                 type(loss) == "table" and loss.is_tensor and loss:describe() or describe.show(loss))
@@ -174,29 +190,6 @@ function Trainer:update()
   agree.fail(norm)
 end
 
--- One micro-batch forward and backward -> its loss: this rank's share of the global mean.
-function Trainer:micro(i, done)
-  C.pg_mem_tag "batch"
-  local batch = self.loader:micro(i)
-  C.pg_mem_tag "activations"
-  local loss = self:loss(batch)
-  loss:backward(nil, { done = done })
-  return loss
-end
-
--- The gradients of a global batch, summed over dp -> this rank's share of the loss.
-function Trainer:gradients(batch)
-  local sending = reducer.new(self.optim.segments)
-  local losses, sum = {}, 0
-  for i = 1, batch.micro do
-    losses[i] = scope.run(self.micro, self, i, i == batch.micro and sending:hook() or nil)
-  end
-  sending:finish()
-  self.bad_gradient = sending.bad
-  for i = 1, batch.micro do sum = sum + losses[i]:item() end
-  return sum
-end
-
 local function finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
 
 -- The first of this rank's tensors that is not finite, for the message.
@@ -216,9 +209,9 @@ function Trainer:stop_nonfinite(loss)
   if not finite(loss) then
     mine = ("step %d, rank %d: the loss is %s; first bad tensor: %s; nothing was updated")
       :format(self.state.step, mesh.rank(), tostring(loss), self:first_bad())
-  elseif self.bad_gradient then
+  elseif self.engine.bad then
     mine = ("step %d, rank %d: first bad gradient: %s; nothing was updated")
-      :format(self.state.step, mesh.rank(), self.bad_gradient)
+      :format(self.state.step, mesh.rank(), self.engine.bad)
   end
   agree.fail(agree.first(mine) or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step))
 end
@@ -243,10 +236,10 @@ function Trainer:step()
   C.pg_status_step(state.step)
   C.pg_mem_reset_peak()
   local batch = self:next_batch()
-  local share = self:gradients(batch)
+  local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
-  local bad = self.bad_gradient or not finite(share)
-  local told = mesh.dp:sum_numbers { share, stop, bad and 1 or 0 }
+  local bad = self.engine.bad or not finite(share)
+  local told = mesh.world:sum_numbers { share, stop, bad and 1 or 0 }
   if told[3] > 0 or not finite(told[1]) then self:stop_nonfinite(share) end
   self.stopping = told[2] > 0 and (told[2] < CLOSED and SIGTERM or SIGPIPE)
   state.loss, state.tokens = told[1], state.tokens + batch.valid
@@ -259,22 +252,23 @@ end
 
 -- ---- between steps ----
 
--- This rank's sum of losses and count of targets over its share of the held-out samples.
+-- This rank's sum of losses and count of targets over its share of the held-out samples.  Ranks that work
+-- together on a batch stop together.
 function Trainer:evaluate_share()
-  local r, sum, count = self.recipe, 0, 0
+  local r, sum, count, e = self.recipe, 0, 0, self.engine
   local batches = r.eval and r.eval.batches
-  local o = { pad = r.data.pad, samples = batches and batches * r.data.batch }
+  local o = { pad = r.data.pad, samples = batches and batches * r.data.batch, even = r.layout.zero == 3 }
   local each = loader.each(self.held_out, r.micro, mesh.dp, o)
   repeat
     local more = scope.run(function()
       local batch = each() -- born in this scope, so that it ends with it
       if not batch then return false end
-      local loss, valid = self:loss(batch)
-      local n = valid and valid:item() or batch.targets.count
-      sum, count = sum + loss:item() * n, count + n
+      local s, n = e:evaluate(batch)
+      if not batch.idle then sum, count = sum + s, count + n end
       return true
     end)
-  until not more or host.stop_requested()
+  until not more or e:asked(host.stop_requested())
+  e:settle()
   return sum, count
 end
 
@@ -285,16 +279,18 @@ function Trainer:evaluate()
   tape.context = { training = false, sample0 = 0, step = step_block.block() }
   local sum, count = tape.no_grad(self.evaluate_share, self)
   tape.context = before
-  local told = mesh.dp:sum_numbers { sum, count, host.stop_requested() and 1 or 0 }
+  local told = mesh.world:sum_numbers { sum, count, host.stop_requested() and 1 or 0 }
   if told[3] > 0 then self.stopping = SIGTERM end
   return not self.stopping and told[2] > 0 and told[1] / told[2] or nil
 end
 
+-- Those ranks write that hold a model with rank 0, each the same text; rank 0 tells it.
 function Trainer:sample()
-  if host.rank ~= 0 then return end
+  if mesh.dp.rank > 0 and mesh.layout.zero < 3 then return end
   local s = self.recipe.sample
-  local text = pg.generate(self.model, s.prompt, { tokens = s.tokens, temperature = s.temperature,
-                                                   seed = self.recipe.seed })
+  local text = pg.generate(self.engine:writer(), s.prompt, { tokens = s.tokens, temperature = s.temperature,
+                                                             seed = self.recipe.seed })
+  if host.rank ~= 0 then return end
   text = text:gsub("[%z\1-\8\11-\31\127]", "?") -- what would move a terminal's cursor
   log.text("---- sample, step %d ----\n%s\n----", self.state.step, text)
   self.files:text("sample", self.state.step, text)
@@ -305,7 +301,7 @@ function Trainer:manifest()
   return { step = state.step, position = state.position, tokens = state.tokens, epoch = state.epoch, seed = r.seed,
            random = { step = self.optim.steps }, settings = self.settings, recipe = self.info.path,
            data = { seed = r.data.seed, context = stream.context, samples = stream.samples },
-           layout = { dp = mesh.dp.size, pp = 1, tp = 1, zero = 0 }, precision = r.precision,
+           layout = { dp = mesh.dp.size, pp = mesh.pp.size, tp = mesh.tp.size, zero = r.layout.zero }, precision = r.precision,
            optimizer = { name = r.optim[1], steps = self.optim.steps }, libraries = ffi.string(C.pg_version_info()) }
 end
 

@@ -1,3 +1,3 @@
 -- ranks: 8
 -- Data parallel over 8 ranks gives the training of a single process (tests/training.lua has the cases).
-require("tests.training").compare(32)
+require("tests.training").compare { batch = 32 }

@@ -137,20 +137,26 @@ end
 
 --- loader.each(stream, batch, axis, o) -> an iterator over batches of the stream in file order, each sample once,
 -- dealt in runs over the axis: ranks may get different numbers of batches.  o.pad; o.samples: only the
--- first so many.  For evaluation: batch.step is nil, so a loss is the mean of its own batch.
+-- first so many; o.even: every rank gets as many batches, the last ones perhaps idle = true: samples again that do
+-- not count, for ranks that must work together.  For evaluation: batch.step is nil, so a loss is the mean of its
+-- own batch.
 function loader.each(stream, batch, axis, o)
   axis, o = axis or mesh.ready().dp, o or {}
   local span, total = stream.context + 1, math.min(stream.samples, o.samples or math.huge)
   local at = math.floor(total * axis.rank / axis.size)
   local stop = math.floor(total * (axis.rank + 1) / axis.size)
+  local turns = math.ceil(math.ceil(total / axis.size) / batch) -- of the rank that has most
   local host = ffi.new("int32_t[?]", batch * span)
   return function()
     local rows = math.min(batch, stop - at)
-    if rows <= 0 then return nil end
-    for r = 0, rows - 1 do stream:read(stream:start_of(at + r), span, host + r * span) end
-    at = at + rows
+    local idle = rows <= 0
+    if idle and not (o.even and turns > 0) then return nil end
+    turns = turns - 1
+    if idle then rows = 1 end
+    for r = 0, rows - 1 do stream:read(stream:start_of(idle and 0 or at + r), span, host + r * span) end
+    if not idle then at = at + rows end
     return { tokens = ids_of(host, span, 0, rows, 0), targets = ids_of(host, span, 0, rows, 1, o.pad),
-             ignore = IGNORE, share = true }
+             ignore = IGNORE, share = true, idle = idle }
   end
 end
 

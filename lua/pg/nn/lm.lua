@@ -27,15 +27,27 @@ function lm.Head:forward(x) return matmul.linear(self.norm(x), self.weight) end
 --- LM: a class for models whose self.layers is a Sequential from ids [B,T] to logits [B,T,V], with
 -- self.vocab and self.context.
 lm.LM = Module.class "LM"
-function lm.LM:forward(ids)
+local function check_ids(model, ids)
   if type(ids) ~= "table" or not ids.is_tensor then
     c.fail('model: token ids are a %s; give a tensor, such as pg.tensor({ { 72, 105 } }, "i32")', type(ids))
   end
   if #ids.shape ~= 2 then c.fail("model: token ids are %s; they must be [batch,tokens]", ids:describe()) end
-  if ids.shape[2] > self.context then
-    c.fail("model: a sequence of %d tokens, the model's context is %d", ids.shape[2], self.context)
+  if ids.shape[2] > model.context then
+    c.fail("model: a sequence of %d tokens, the model's context is %d", ids.shape[2], model.context)
   end
-  return self.layers(ids)
+end
+function lm.LM:forward(ids) return self:part(nil, { tokens = ids }, 1, #self.layers.items) end
+
+--- model:part(x, batch, first, last) -> items first to last of its layers run on x (nil: on the batch's tokens).
+-- Where last is the last of all and the batch has targets: loss, valid; else what the last item gives.
+function lm.LM:part(x, batch, first, last)
+  if first == 1 then
+    x = batch.tokens
+    check_ids(self, x)
+  end
+  x = self.layers:run(x, first, last)
+  if last < #self.layers.items or not batch.targets then return x end
+  return loss_ops.cross_entropy(x, batch.targets, { ignore = batch.ignore, step = batch.step })
 end
 
 --- model:loss(batch) -> loss, a tensor of one number: the mean over valid targets.
@@ -47,8 +59,7 @@ function lm.LM:loss(batch)
   if type(batch) ~= "table" or not batch.tokens or not batch.targets then
     c.fail("model:loss: a batch is a table with tokens and targets, as pg.data gives it")
   end
-  local logits = self:forward(batch.tokens)
-  local loss, valid = loss_ops.cross_entropy(logits, batch.targets, { ignore = batch.ignore, step = batch.step })
+  local loss, valid = self:part(nil, batch, 1, #self.layers.items)
   if batch.share then return loss, valid end
   local dp = mesh.ready().dp
   if dp.size == 1 then return loss, valid end

@@ -32,4 +32,4 @@ local function new(parameters, settings, run)
   return Optimizer.setup(setmetatable({}, AdamW), parameters, describe.fill(settings or {}, schema, "adamw"), run)
 end
 
-return { new = new, schema = schema }
+return { new = new, schema = schema, moments = #AdamW.moments }

@@ -31,4 +31,4 @@ local function new(parameters, settings, run)
   return Optimizer.setup(setmetatable({}, SGD), parameters, describe.fill(settings or {}, schema, "sgd"), run)
 end
 
-return { new = new, schema = schema }
+return { new = new, schema = schema, moments = #SGD.moments }

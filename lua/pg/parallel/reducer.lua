@@ -36,9 +36,10 @@ function Reducer:send(s)
   self.works[#self.works + 1] = self.axis:all_reduce(s.grad, "sum", true)
 end
 
---- r:hook() -> a function of a leaf whose gradient is whole, or nil where there is nothing to reduce.
-function Reducer:hook()
-  if self.axis.size == 1 then return nil end
+--- r:hook(last) -> a function of a leaf whose gradient is whole, or nil where there is nothing to reduce.
+-- last: of the backwards of this step that fill these segments.
+function Reducer:hook(last)
+  if self.axis.size == 1 or not last then return nil end
   return function(p)
     local s = p.segment
     if not s or not self.left[s] then return end
@@ -50,8 +51,20 @@ function Reducer:hook()
   end
 end
 
+function Reducer:after() end
+
 --- r:finish(): send what is left, wait for all.
 function Reducer:finish()
+  self:finish_dp()
+  for _, s in ipairs(self.segments) do
+    if s.tied then
+      s:zero_unused()
+      s.tied:all_reduce(s.own_grad)
+    end
+  end
+end
+
+function Reducer:finish_dp()
   if self.axis.size > 1 then
     for i = self.turn, 1, -1 do self:send(self.segments[i]) end
     self.turn = 0

@@ -1,0 +1,112 @@
+-- parallel/engine.lua: what a step is in every layout: the gradients of a global batch, a batch looked at, logits.
+-- A rank holds a part of the model (a stage of the pipeline, a share of tp) and reads its dp place's samples;
+-- it makes the gradients of what it holds and knows a share of the loss.  Callers sum the shares over the
+-- world: all but one of the ranks that compute the same loss bring 0.
+local mesh = require "pg.mesh"
+local pipeline = require "pg.parallel.pipeline"
+local reducer = require "pg.parallel.reducer"
+local reduce = require "pg.ops.reduce"
+local scope = require "pg.scope"
+local Tensor = require "pg.tensor"
+local C = require("pg.c").C
+
+local engine = {}
+local Engine = {}
+Engine.__index = Engine
+
+--- engine.new(model, segments, o) -> an engine.  o.plan: of the pipeline (parts.lua), or nil where there is one
+-- stage; o.schedule; o.loss(model, batch) -> loss, valid (default: model:loss).
+function engine.new(model, segments, o)
+  local e = setmetatable({ model = model, segments = segments }, Engine)
+  e.loss = o.loss or function(m, batch) return m:loss(batch) end
+  if mesh.pp.size > 1 then
+    e.pipe = pipeline.new(model, o.plan, { schedule = o.schedule, loss = e.loss })
+    e.rest = o.plan.rest
+  end
+  e.counts = mesh.tp.rank == 0 and mesh.pp.rank == mesh.pp.size - 1
+  return e
+end
+
+-- One micro-batch forward and backward -> its loss.
+local function one(e, i, source, done)
+  C.pg_mem_tag "batch"
+  local batch = source(i)
+  C.pg_mem_tag "activations"
+  local loss = e.loss(e.model, batch)
+  loss:backward(nil, { done = done })
+  return loss
+end
+
+-- All of them, in one stage; the losses as pipeline.gradients gives them.
+local function in_turn(e, micro, source, r)
+  local losses = {}
+  for i = 1, micro do
+    losses[i] = scope.run(one, e, i, source, r:hook(i == micro)):retain()
+    r:after(i == micro)
+  end
+  return losses
+end
+
+--- e:gradients(micro, source) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed over
+-- dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
+-- first gradient that is not finite, by name.
+function Engine:gradients(micro, source)
+  local r = reducer.new(self.segments)
+  local losses
+  if self.pipe then
+    losses = self.pipe:gradients(micro, source, r)
+    if #self.rest > 0 then r:after(true, self.rest) end
+  else losses = in_turn(self, micro, source, r) end
+  r:finish()
+  self.bad = r.bad
+  local sum = 0
+  for _, loss in ipairs(losses) do
+    if self.counts then sum = sum + loss:item() end
+    loss:release()
+  end
+  return sum
+end
+
+--- e:evaluate(batch) -> sum of losses, count of targets; 0, 0 on ranks that do not count.  Forward only: call it in a
+-- scope and under tape.no_grad.
+function Engine:evaluate(batch)
+  local loss, valid
+  if self.pipe then loss, valid = self.pipe:through(batch)
+  else loss, valid = self.loss(self.model, batch) end
+  if not self.counts then return 0, 0 end
+  local n = valid and valid:item() or batch.targets.count
+  return loss:item() * n, n
+end
+
+--- e:settle(): after a round of evaluate or logits: what was sent has arrived.
+function Engine:settle() if self.pipe then self.pipe.wire:sweep(0) end end
+
+--- e:logits(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank of pp and tp.  As e:evaluate.
+function Engine:logits(ids)
+  local V, last = self.model.vocab, nil
+  local all
+  if self.pipe then all = self.pipe:through { tokens = ids } else all = self.model(ids) end
+  local rows = all and all.count / V
+  if all then last = reduce.slice(reduce.reshape(all, { rows, V }), 1, rows, 1):to "f32"
+  else last = Tensor.empty({ 1, V }, "f32") end
+  mesh.pp:broadcast(last, mesh.pp.size - 1)
+  return last
+end
+
+--- e:asked(stop) -> whether one of the ranks that work together on a sample has been asked to stop.
+function Engine:asked(stop)
+  local n = stop and 1 or 0
+  for _, axis in ipairs { mesh.tp, mesh.pp, mesh.layout.zero == 3 and mesh.dp or nil } do
+    n = axis:sum_numbers({ n })[1]
+  end
+  return n > 0
+end
+
+--- e:writer() -> what pg.generate takes for a model: all ranks of pp and tp call it together.
+function Engine:writer()
+  return setmetatable({ is_module = true, context = self.model.context, vocab = self.model.vocab,
+                        stopped = function(stop) return self:asked(stop) end },
+                      { __call = function(_, ids) return self:logits(ids) end })
+end
+
+return engine

@@ -1,0 +1,212 @@
+-- parallel/layout.lua: from the fields of a layout to a mesh, a model of which this rank holds its part, and the plan
+-- that is printed.  What cannot be is refused before anything is built or sent, with the nearest that fits.
+--   fields: pp, dp (or "rest"), tp, zero, sequence, schedule, chunks, blocks
+local c = require "pg.c"
+local describe = require "pg.describe"
+local mesh = require "pg.mesh"
+local params = require "pg.params"
+local parts = require "pg.parallel.parts"
+local schedule = require "pg.parallel.schedule"
+local C = c.C
+
+local layout = {}
+
+-- ---- what fits ----
+
+-- The pp and tp nearest to those given whose product divides the ranks.
+local function nearest(pp, tp, ranks)
+  local best, least = { 1, 1 }, math.huge
+  for p = 1, ranks do
+    for t = 1, ranks / p do
+      local far = math.abs(math.log(p / pp)) + math.abs(math.log(t / tp))
+      if ranks % (p * t) == 0 and far < least then best, least = { p, t }, far end
+    end
+  end
+  return best[1], best[2]
+end
+
+local function ranks_text(n) return ("%d %s started"):format(n, n == 1 and "was" or "were") end
+
+-- dp as a number; raises where the product is not the ranks.
+local function dp_of(l, ranks)
+  local pp, tp, dp = l.pp, l.tp, l.dp
+  local fits = ranks % (pp * tp) == 0
+  if dp == "rest" and fits then return ranks / (pp * tp) end
+  local p, t = nearest(pp, tp, ranks)
+  local instead = fits and 'layout.dp = "rest"'
+    or ("a layout of %d ranks, such as pp %d x dp %d x tp %d"):format(ranks, p, ranks / (p * t), t)
+  if dp == "rest" then
+    c.fail("layout: pp %d x tp %d = %d does not divide the %d ranks that %s; use -n %d, or %s", pp, tp, pp * tp, ranks,
+           ranks == 1 and "was started" or "were started", math.max(1, math.ceil(ranks / (pp * tp))) * pp * tp, instead)
+  end
+  if pp * dp * tp ~= ranks then
+    c.fail("layout: pp %d x dp %d x tp %d = %d ranks, but %s; use -n %d, or %s", pp, dp, tp, pp * dp * tp,
+           ranks_text(ranks), pp * dp * tp, instead)
+  end
+  return dp
+end
+
+-- Chunks of a stage, and whether the schedule takes them.
+local function check_schedule(l, micro)
+  l.chunks = l.chunks or (l.schedule == "interleaved" and l.pp > 1 and 2 or 1)
+  if l.pp == 1 then
+    if l.chunks > 1 then
+      c.fail("layout.chunks is %d; with layout.pp = 1 there is one stage, which takes its layers at once: use "
+             .. "layout.chunks = 1", l.chunks)
+    end
+    return
+  end
+  schedule.make(l.schedule, { stages = l.pp, micro = micro or 1, chunks = l.chunks })
+end
+
+--- layout.resolve(fields, ranks) -> the same as numbers: dp is one, and the product is `ranks`.
+function layout.resolve(l, ranks)
+  local out = { pp = l.pp or 1, tp = l.tp or 1, dp = l.dp or "rest", zero = l.zero or 0, sequence = l.sequence,
+                schedule = l.schedule or "1f1b", chunks = l.chunks, blocks = l.blocks }
+  out.dp = dp_of(out, ranks)
+  return out
+end
+
+--- layout.share(l, batch, micro) -> micro: sequences of a micro-batch (given, or all of a rank's share), after checks
+-- of the batch over dp, and of the schedule.
+function layout.share(l, batch, micro)
+  local dp = l.dp
+  if batch % dp ~= 0 then
+    c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
+           math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
+  end
+  local rows = batch / dp
+  micro = micro or rows
+  if rows % micro ~= 0 then
+    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d", micro, rows,
+           batch, dp, rows)
+  end
+  check_schedule(l, rows / micro)
+  return micro
+end
+
+-- ---- memory ----
+
+local sizes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
+
+-- Parameters of the fullest stage, as far as can be known before they are cut over tp.
+local function fullest(model, plan, tp)
+  local most = 0
+  for stage = 0, (plan and plan.pp or 1) - 1 do
+    local count, seen = 0, {}
+    local function add(p)
+      if not seen[p] then
+        seen[p] = true
+        count = count + p.count / (p.split and tp or 1)
+      end
+    end
+    if plan then
+      for i, item in ipairs(model.layers.items) do
+        if plan.stage_of[i] == stage then item:each_parameter(add) end
+      end
+    else model:each_parameter(add) end
+    most = math.max(most, count)
+  end
+  return most
+end
+
+local function gib(bytes) return ("%.4g GiB"):format(bytes / 2^30) end
+
+-- Weights, gradients and moments (numbers a parameter) alone must fit into the smallest rank's memory.
+local function check_memory(model, plan, l, o)
+  local limit = mesh.world:sum_numbers({ pg.memory().limit }, "min")[1]
+  local n, dtype, share = fullest(model, plan, l.tp), sizes[o.dtype or "f32"], l.dp
+  local held = dtype == 2 and 2 or 0 -- bytes of a master beside the weight
+  local weights = n * dtype / (l.zero >= 3 and share or 1)
+  local gradients = n * math.max(dtype, 4) / (l.zero >= 2 and share or 1)
+  local moments = n * (math.max(dtype, 4) * (o.moments or 2) + held) / (l.zero >= 1 and share or 1)
+  local sum = weights + gradients + moments
+  if sum <= limit then return end
+  c.fail("layout: out of memory before the first step: the fullest rank would hold %s (weights %s, gradients %s, "
+         .. "moments %s), the smallest has %s; take more ranks along pp or tp, a higher layout.zero with dp > 1, or a "
+         .. "smaller model", gib(sum), gib(weights), gib(gradients), gib(moments), gib(limit))
+end
+
+-- ---- building ----
+
+local function module_of(what)
+  local module = describe.is(what) and describe.build(what) or what
+  if type(module) ~= "table" or not module.is_module then
+    c.fail("build: %s is neither a description nor a module", tostring(what))
+  end
+  return module
+end
+
+--- layout.build(what, l, o) -> model, plan.  what: a description or a module; l: of layout.resolve.  The mesh stands
+-- afterwards, and the model has what this rank holds of it.  o: seed, dtype; moments, how many an optimiser keeps of
+-- each parameter.  plan.parameters: of the whole model; plan is parts.cut's where there are several stages.
+function layout.build(what, l, o)
+  local model = module_of(what)
+  local plan = (l.pp > 1 or l.blocks) and parts.cut(model, l) or {}
+  plan.parameters = parts.count(model)
+  mesh.build { pp = l.pp, dp = l.dp, tp = l.tp, zero = l.zero, sequence = l.sequence }
+  check_memory(model, l.pp > 1 and plan or nil, l, o)
+  if l.pp > 1 then parts.mark(model, plan, mesh.pp.rank) end
+  params.build(model, o)
+  if l.pp > 1 then parts.join(model, plan) end
+  return model, plan
+end
+
+-- ---- the plan, printed ----
+
+-- "embedding, blocks 0-3"; what a stage holds, its chunks joined by "and".
+local function held_text(plan, stage)
+  local texts = {}
+  for chunk = stage, plan.pp * plan.chunks - 1, plan.pp do
+    local first, last = plan[chunk][1], plan[chunk][2]
+    local a, b = math.max(first - 2, 0), math.min(last, #plan.stage_of - 1) - 2
+    local words = { first == 1 and "embedding" or nil }
+    words[#words + 1] = a == b and "block " .. a or ("blocks %d-%d"):format(a, b)
+    if last == #plan.stage_of then words[#words + 1] = "head" end
+    texts[#texts + 1] = table.concat(words, ", ")
+  end
+  return table.concat(texts, " and ")
+end
+
+local function schedule_text(l)
+  local name = type(l.schedule) == "function" and "a schedule of its own" or "schedule " .. l.schedule
+  return l.chunks > 1 and ("%s of %d chunks a stage"):format(name, l.chunks) or name
+end
+
+local zeros = { [0] = "nothing is shared out", "moments are shared out over dp",
+                "gradients and moments are shared out over dp", "weights, gradients and moments are shared out over dp" }
+
+local function mib(bytes)
+  return bytes < 10 * 2^30 and ("%.4g MiB"):format(bytes / 2^20) or ("%.4g GiB"):format(bytes / 2^30)
+end
+
+-- Bytes in use under each tag, at most over the ranks; the least limit.
+local function memory_line()
+  local held = { weights = 0, gradients = 0, moments = 0 }
+  for _, holder in ipairs(pg.memory().holders) do
+    if held[holder.tag] then held[holder.tag] = holder.bytes end
+  end
+  local told = mesh.world:sum_numbers({ held.weights, held.gradients, held.moments, -pg.memory().limit }, "max")
+  return ("a rank holds at most: weights %s, gradients %s, moments %s; it may use %s"):format(mib(told[1]), mib(told[2]),
+                                                                                           mib(told[3]), mib(-told[4]))
+end
+
+--- layout.lines(plan, l) -> lines that tell who holds what, once all is built; none for one rank.  All ranks call it.
+function layout.lines(plan, l)
+  if mesh.size() == 1 then return {} end
+  local lines = { ("layout: pp %d x dp %d x tp %d%s%s"):format(l.pp, l.dp, l.tp,
+    l.dp > 1 and (", zero %d (%s)"):format(l.zero, zeros[l.zero]) or "",
+    mesh.layout.sequence and ", rows between blocks cut over tp" or "") }
+  if l.pp > 1 then
+    lines[1] = lines[1] .. ", " .. schedule_text(l)
+    local each = l.dp * l.tp
+    for stage = 0, l.pp - 1 do
+      lines[#lines + 1] = ("stage %d, rank%s: %s"):format(stage,
+        each == 1 and " " .. stage or ("s %d-%d"):format(stage * each, (stage + 1) * each - 1), held_text(plan, stage))
+    end
+  end
+  lines[#lines + 1] = memory_line()
+  return lines
+end
+
+return layout

@@ -2,7 +2,8 @@
 -- record at its inputs; backward() gathers what a loss reaches, in order of recording, and walks it
 -- from the end.  A record is data (op, inputs, saved tensors, attributes), never a closure:
 --   op = { name, grad_input = f(r, dy, d, add), grad_weight = the same, weights = { [2] = true },
---          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient }
+--          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient,
+--          settle = f(r): waits for what grad_input has left under way, such as a sum over ranks }
 -- A rule is told for each input i what is wanted: d[i] == nil nothing; else write there (add[i] = 0)
 -- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
 -- than grad_input (zero-bubble pipelines).  pass gives a gradient that needs no computing (a view of
@@ -173,6 +174,8 @@ local function leaves_done(r, uses, done)
   end
 end
 
+local function settle(r) if r.op.settle then r.op.settle(r) end end
+
 -- One record: its input gradients now, its weight gradients now or (later given) put off.
 local function walk(r, uses, done, later)
   local dy = r.grad
@@ -180,12 +183,17 @@ local function walk(r, uses, done, later)
   local d, add = {}, {}
   if dy then
     if targets(r, dy, false, d, add) or r.op.always then
+      r.put_off = later ~= nil
       r.op.grad_input(r, dy, d, add)
-      watch.gradients(r, d)
+      if watch.nan or watch.trace then
+        settle(r)
+        watch.gradients(r, d)
+      end
     end
     if r.op.weights then
       if later then
         later[#later + 1] = { record = r, dy = dy }
+        settle(r)
         return
       end
       if targets(r, dy, true, d, add) then
@@ -193,6 +201,7 @@ local function walk(r, uses, done, later)
         watch.gradients(r, d)
       end
     end
+    settle(r)
     dy:release()
   end
   leaves_done(r, uses, done)

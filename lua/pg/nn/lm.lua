@@ -1,4 +1,5 @@
--- nn/lm.lua: what all language models share: the head, the loss of a batch.
+-- nn/lm.lua: what all language models share: the head, the loss of a batch, a run of their layers.
+-- Under tensor parallelism the head's rows of the vocabulary are cut over the ranks of tp, padded to equal shares.
 local c = require "pg.c"
 local Module = require "pg.nn.module"
 local comm = require "pg.ops.comm"
@@ -6,6 +7,11 @@ local elementwise = require "pg.ops.elementwise"
 local loss_ops = require "pg.ops.loss"
 local matmul = require "pg.ops.matmul"
 local mesh = require "pg.mesh"
+local params = require "pg.params"
+local reduce = require "pg.ops.reduce"
+local rows = require "pg.nn.rows"
+local scope = require "pg.scope"
+local split_linear = require "pg.ops.split_linear"
 
 local lm = {}
 
@@ -19,15 +25,39 @@ function lm.Head:init(o)
   else
     local layers = require "pg.nn.layers"
     self.weight = self:add(o.name or "lm_head",
-      layers.Linear { inputs = o.width, outputs = o.vocab, std = o.std }).weight
+      layers.Linear { inputs = o.width, outputs = o.vocab, std = o.std, split = "out", pad = true }).weight
   end
+  self.vocab = o.vocab
 end
-function lm.Head:forward(x) return matmul.linear(self.norm(x), self.weight) end
+function lm.Head:split_over() params.cut(self.weight, { pad = true }) end -- also where it is a whole embedding's
+
+-- Logits of this rank's part of the vocabulary, for all rows; on one rank all of it.
+local function own_logits(self, x)
+  local w, h = self.weight, self.norm(x)
+  if not w.cut then return matmul.linear(h, w) end
+  local own = rows.own "Head"
+  if not own then return matmul.linear(comm.copy_to_ranks(h, mesh.tp), w) end
+  local logits = split_linear.linear_gathered(h, w, nil, nil, mesh.tp)
+  return reduce.reshape(logits, { own[1], own[2], -1 })
+end
+
+local function whole_logits(self, x)
+  return comm.gather_columns(own_logits(self, x), mesh.ready().tp, self.vocab)
+end
+
+--- head(x) -> logits [B,T,vocab], on every rank of tp.
+function lm.Head:forward(x) return whole_logits(self, x) end
+
+--- head:loss(x, batch) -> loss, valid: cross-entropy of batch.targets (see ops.cross_entropy).
+function lm.Head:loss(x, batch)
+  return loss_ops.cross_entropy(whole_logits(self, x), batch.targets, { ignore = batch.ignore, step = batch.step })
+end
 
 --- LM: a class for models whose self.layers is a Sequential from ids [B,T] to logits [B,T,V], with
--- self.vocab and self.context.
+-- self.vocab and self.context.  Its last item, as nn.Head does, may have loss(x, batch).
 lm.LM = Module.class "LM"
-function lm.LM:forward(ids)
+
+local function check_ids(self, ids)
   if type(ids) ~= "table" or not ids.is_tensor then
     c.fail('model: token ids are a %s; give a tensor, such as pg.tensor({ { 72, 105 } }, "i32")', type(ids))
   end
@@ -35,8 +65,60 @@ function lm.LM:forward(ids)
   if ids.shape[2] > self.context then
     c.fail("model: a sequence of %d tokens, the model's context is %d", ids.shape[2], self.context)
   end
-  return self.layers(ids)
 end
+
+-- What a first item of one's own gives, [B,T,..] whole on every rank -> this rank's rows, where it works on those.
+-- The gradient is that of these rows alone, as for all that is not cut (params.sums).
+local function enter_rows(x)
+  local own = rows.own "model"
+  if not own or #x.shape < 3 or x.shape[1] ~= own[1] or x.shape[2] ~= own[2] then return x end
+  local width = x.count / (own[1] * own[2])
+  return reduce.slice(reduce.reshape(x, { own[1] * own[2], width }), 1, own.first + 1, own.count)
+end
+
+-- What a last item of one's own gives, a row for each of this rank's rows -> [B,T,..] on all ranks.
+local function leave_rows(x)
+  local own = rows.own "model"
+  if not own or #x.shape ~= 2 or x.shape[1] ~= own.count then return x end
+  return reduce.reshape(comm.join_rows(x, mesh.tp), { own[1], own[2], x.shape[2] })
+end
+
+local function run(layers, x, first, last)
+  if first > last then return x end
+  if first > 1 then return layers:run(x, first, last) end
+  return layers:run(enter_rows(layers:run(x, 1, 1)), 2, last)
+end
+
+-- The last item's own loss.
+local function last_loss(layers, x, batch)
+  local n = #layers.items
+  local around = layers.around and layers.around[n]
+  if around then x = around.before(x) end
+  local loss, valid = layers.items[n]:loss(x, batch)
+  if around then loss = around.after(loss) end
+  return loss, valid
+end
+
+--- model:part(x, batch, first, last) -> items first to last of its layers on x; x is nil where first is 1: the
+-- batch's tokens.  Where last is the last item and the batch has targets: loss, valid, as share of the step's mean
+-- (batch.step) or mean of the batch.
+function lm.LM:part(x, batch, first, last)
+  local ids, layers = batch.tokens, self.layers
+  check_ids(self, ids)
+  rows.enter(ids.shape[1], ids.shape[2])
+  x = x or ids
+  local n = #layers.items
+  if last < n then return scope.light(run, layers, x, first, last) end
+  if batch.targets and layers.items[n].loss then
+    x = scope.light(run, layers, x, first, n - 1)
+    return scope.light(last_loss, layers, x, batch)
+  end
+  x = leave_rows(scope.light(run, layers, x, first, n))
+  if not batch.targets then return x end
+  return loss_ops.cross_entropy(x, batch.targets, { ignore = batch.ignore, step = batch.step })
+end
+
+function lm.LM:forward(ids) return self:part(nil, { tokens = ids }, 1, #self.layers.items) end
 
 --- model:loss(batch) -> loss, a tensor of one number: the mean over valid targets.
 -- batch.tokens, batch.targets [B,T]; targets equal to batch.ignore (-100) do not count.  A batch of
@@ -47,8 +129,7 @@ function lm.LM:loss(batch)
   if type(batch) ~= "table" or not batch.tokens or not batch.targets then
     c.fail("model:loss: a batch is a table with tokens and targets, as pg.data gives it")
   end
-  local logits = self:forward(batch.tokens)
-  local loss, valid = loss_ops.cross_entropy(logits, batch.targets, { ignore = batch.ignore, step = batch.step })
+  local loss, valid = self:part(nil, batch, 1, #self.layers.items)
   if batch.share then return loss, valid end
   local dp = mesh.ready().dp
   if dp.size == 1 then return loss, valid end

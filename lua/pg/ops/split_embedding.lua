@@ -46,7 +46,7 @@ local function times_rows(y, x, numbers)
   if cast ~= numbers then cast:release() end
 end
 
-local PART = { name = "embedding_part", weights = { [1] = true },
+local PART = { name = "embedding_part", weights = { [1] = true }, mixed = true,
   grad_input = function() end,
   grad_weight = function(r, dy, d, add)
     local masked = Tensor.like(dy)

@@ -124,7 +124,7 @@ local function wants_gradient(t) return t.requires_grad or t.record ~= nil end
 
 -- Rows in, columns out ----------------------------------------------------------------------------
 
-local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true } }
+local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true }, mixed = true }
 
 function GATHERED.grad_input(r, dy, d, add)
   local axis, g = r.a.axis, flat(gemm.before_epilogue(r, dy))
@@ -186,7 +186,7 @@ end
 
 -- Columns in, rows out ----------------------------------------------------------------------------
 
-local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = true } }
+local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = true }, mixed = true }
 
 function SCATTERED.grad_input(r, dy, d, add)
   if not d[1] then return end

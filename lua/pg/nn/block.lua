@@ -49,8 +49,8 @@ function block.Attention:split_over(tp, name)
   local heads, groups = o.heads, o.kv_heads
   local function fits(n) return heads % n == 0 and (groups % n == 0 or n % groups == 0) end
   if not fits(size) then
-    c.fail("layout.tp = %d: %s has %d heads and %d kv_heads; tp must divide heads, and divide kv_heads or be a multiple "
-           .. "of them; %s would fit", size, name, heads, groups, params.fitting(size, heads, fits))
+    c.fail("layout.tp = %d: %s has %d heads and %d kv_heads; tp must divide heads, and divide kv_heads or be a "
+           .. "multiple of them; %s would fit", size, name, heads, groups, params.fitting(size, heads, fits))
   end
   o.heads, o.kv_heads, o.head0 = heads / size, math.max(groups / size, 1), tp.rank * heads / size
   if groups >= size then return end
@@ -84,9 +84,9 @@ function block.Rope(o)
   end
   return setmetatable({ width = o.width, theta = o.theta, context = o.context, kept = {} }, Rope)
 end
-function Rope:tables(rows, dtype)
-  if rows > self.context then
-    c.fail("rope: a sequence of %d tokens, the model's context is %d", rows, self.context)
+function Rope:tables(tokens, dtype)
+  if tokens > self.context then
+    c.fail("rope: a sequence of %d tokens, the model's context is %d", tokens, self.context)
   end
   local t = self.kept[dtype]
   if not t or not t.cos.raw then

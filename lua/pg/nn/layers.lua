@@ -179,7 +179,8 @@ end
 function layers.Dropout:forward(x)
   local context = tape.context
   if self.p == 0 or not context.training then return x end
-  local own, first = rows.own "Dropout", nil
+  local own = rows.own "Dropout"
+  local first
   if own then -- rows of the flattened batch, of which a sample has T
     if x.shape[1] ~= own.count then
       c.fail("Dropout: x is %s, this rank's rows are %d; under layout.sequence it works on the residual stream",

@@ -50,7 +50,8 @@ function rows.own(what)
   local r = tape.context.rows
   if r then return r.sequence and r or nil end
   if not tape.enabled then return nil end
-  c.fail("%s: under layout.sequence it must know its batch: use it within an nn.LM, or set layout.sequence = false", what)
+  c.fail("%s: under layout.sequence it must know its batch: use it within an nn.LM, or set layout.sequence = false",
+         what)
 end
 
 return rows

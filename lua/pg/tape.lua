@@ -5,8 +5,10 @@
 --          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient }
 -- A rule is told for each input i what is wanted: d[i] == nil nothing; else write there (add[i] = 0)
 -- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
--- than grad_input (zero-bubble pipelines).  pass gives a gradient that needs no computing (a view of
--- dy or dy itself), or nil.  Saved tensors are owned by the record until it has been walked.
+-- than grad_input (zero-bubble pipelines).  Where the attribute in_place is i, nobody reads the numbers of
+-- input i again, and its gradient may be written over them: d[i] is then the input itself.  pass gives
+-- a gradient that needs no computing (a view of dy or dy itself), or nil.  Saved tensors are owned by the
+-- record until it has been walked.
 local c = require "pg.c"
 local scope = require "pg.scope"
 local Tensor = require "pg.tensor"
@@ -111,13 +113,14 @@ local function leaf_target(t)
   return t.grad, add
 end
 
--- Where the gradient of an intermediate tensor goes.  The record is its only owner; one that was passed
--- on without a copy and is still seen elsewhere is copied before it is added to.
-local function inner_target(t)
+-- Where the gradient of an intermediate tensor goes; in_place: over the tensor itself.  The record is its
+-- only owner; one that was passed on without a copy and is still seen elsewhere is copied before it is
+-- added to.
+local function inner_target(t, in_place)
   local r = t.record
   local g = r.grad
   if not g then
-    r.grad = Tensor.empty(t.shape, t.dtype):keep()
+    r.grad = in_place and t:retain() or Tensor.empty(t.shape, t.dtype):keep()
     return r.grad, 0
   end
   if g.owners > 1 or C.pg_tensor_handles(g.raw) > 1 then
@@ -144,13 +147,13 @@ end
 
 -- Gather what is wanted of record r into d, add; weights: which half of the inputs.
 local function targets(r, dy, weights, d, add)
-  local any = false
+  local any, in_place = false, r.a and r.a.in_place
   for i = 1, r.count do
     d[i] = nil
     local t = r.inputs[i]
     local is_weight = r.op.weights and r.op.weights[i] or false
     if t and is_weight == weights and wanted(t) and not passed(r, i, t, dy) then
-      if t.record then d[i], add[i] = inner_target(t) else d[i], add[i] = leaf_target(t) end
+      if t.record then d[i], add[i] = inner_target(t, in_place == i) else d[i], add[i] = leaf_target(t) end
       any = true
     end
   end

@@ -147,8 +147,8 @@ static void N(vocab_stats)(REAL *stats, const REAL *logits, const void *targets,
         const REAL *row = logits + i * v;
         REAL lse = 0, at_target = 0;
         if (target != ignore) {
-            REAL m = N(row_max)(row, valid);
-            lse = valid ? (REAL)((double)m + log(N(row_sum_exp)(row, valid, m))) : m;
+            REAL m = N(row_max)(row, valid), shift = m > -INFINITY ? m : 0; /* nothing: log(0) */
+            lse = (REAL)((double)shift + log(N(row_sum_exp)(row, valid, shift)));
             if (target >= first && target - first < valid) at_target = row[target - first];
         }
         stats[i] = lse;

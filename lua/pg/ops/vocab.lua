@@ -132,9 +132,11 @@ local HEAD = { name = "head_loss", grad_input = function(r, dy, d, add)
 end }
 
 local function head_shapes(x, w, targets)
-  if #w.shape ~= 2 or #x.shape < 1 or x.shape[#x.shape] ~= w.shape[2] or x.count ~= targets.count * w.shape[2] then
-    c.fail("head_loss: x is %s, w is %s, targets are %s; x must be [..,D], w [V,D], with a target for each row",
-           x:describe(), w:describe(), targets:describe())
+  if #w.shape ~= 2 or #x.shape < 1 or x.shape[#x.shape] ~= w.shape[2] then
+    c.fail("head_loss: x is %s, w is %s; x must be [..,D], w [V,D]", x:describe(), w:describe())
+  end
+  if x.count ~= targets.count * w.shape[2] then
+    c.fail("head_loss: x is %s, targets are %s; each row needs one target", x:describe(), targets:describe())
   end
 end
 

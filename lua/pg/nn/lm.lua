@@ -4,6 +4,7 @@ local c = require "pg.c"
 local Module = require "pg.nn.module"
 local comm = require "pg.ops.comm"
 local elementwise = require "pg.ops.elementwise"
+local layers = require "pg.nn.layers"
 local loss_ops = require "pg.ops.loss"
 local matmul = require "pg.ops.matmul"
 local mesh = require "pg.mesh"
@@ -11,46 +12,53 @@ local params = require "pg.params"
 local reduce = require "pg.ops.reduce"
 local rows = require "pg.nn.rows"
 local scope = require "pg.scope"
-local split_linear = require "pg.ops.split_linear"
+local vocab = require "pg.ops.vocab"
 
 local lm = {}
 
---- Head{ norm = { name, module }, width=, vocab=, std=, tied = embedding or nil, name="lm_head" }:
--- the last norm and the logits; tied uses the embedding's own weight.
+--- Head{ norm = { name, module }, width=, vocab=, std=, tied = embedding or nil, name="lm_head", chunk=nil }:
+-- the last norm and the logits; tied uses the embedding's own weight.  chunk: rows whose logits exist at a time
+-- while the loss is computed, see head_loss.
 lm.Head = Module.class "Head"
 function lm.Head:init(o)
-  c.keys(o, { "norm", "width", "vocab", "std", "tied", "name" }, "Head")
+  c.keys(o, { "norm", "width", "vocab", "std", "tied", "name", "chunk" }, "Head")
+  self.chunk = o.chunk and c.within(o.chunk, "Head.chunk", 0)
+  self.vocab = o.vocab
   self.norm = self:add(unpack(o.norm))
   if o.tied then self.weight = self:lend(o.tied.weight)
   else
-    local layers = require "pg.nn.layers"
     self.weight = self:add(o.name or "lm_head",
       layers.Linear { inputs = o.width, outputs = o.vocab, std = o.std, split = "out", pad = true }).weight
   end
-  self.vocab = o.vocab
 end
-function lm.Head:split_over() params.cut(self.weight, { pad = true }) end -- also where it is a whole embedding's
 
--- Logits of this rank's part of the vocabulary, for all rows; on one rank all of it.
-local function own_logits(self, x)
-  local w, h = self.weight, self.norm(x)
-  if not w.cut then return matmul.linear(h, w) end
+-- A tied embedding that would be whole is cut as well: all ranks share the work of the head.
+function lm.Head:split_over()
+  self.weight.split = 1
+  params.cut(self.weight, { pad = true })
+end
+
+-- The last norm of all rows, for each rank to go on to its part of the vocabulary.
+local function all_rows(self, x)
+  local h = self.norm(x)
+  if not self.weight.cut then return h end
   local own = rows.own "Head"
-  if not own then return matmul.linear(comm.copy_to_ranks(h, mesh.tp), w) end
-  local logits = split_linear.linear_gathered(h, w, nil, nil, mesh.tp)
-  return reduce.reshape(logits, { own[1], own[2], -1 })
-end
-
-local function whole_logits(self, x)
-  return comm.gather_columns(own_logits(self, x), mesh.ready().tp, self.vocab)
+  if not own then return comm.copy_to_ranks(h, mesh.tp) end
+  return reduce.reshape(comm.gather_rows(h, mesh.tp), { own[1], own[2], h.shape[2] })
 end
 
 --- head(x) -> logits [B,T,vocab], on every rank of tp.
-function lm.Head:forward(x) return whole_logits(self, x) end
+function lm.Head:forward(x)
+  local logits = matmul.linear(all_rows(self, x), self.weight)
+  return self.weight.cut and comm.gather_columns(logits, mesh.tp, self.vocab) or logits
+end
 
---- head:loss(x, batch) -> loss, valid: cross-entropy of batch.targets (see ops.cross_entropy).
+--- head:loss(x, batch) -> loss, valid: the cross-entropy of forward(x), whose logits nobody else sees and no rank
+-- has whole.
 function lm.Head:loss(x, batch)
-  return loss_ops.cross_entropy(whole_logits(self, x), batch.targets, { ignore = batch.ignore, step = batch.step })
+  local w, o = self.weight, { chunk = self.chunk, ignore = batch.ignore, step = batch.step }
+  if w.cut then o.axis, o.first, o.valid, o.vocab = mesh.tp, w.start, w.valid, self.vocab end
+  return vocab.head_loss(all_rows(self, x), w, batch.targets, o)
 end
 
 --- LM: a class for models whose self.layers is a Sequential from ids [B,T] to logits [B,T,V], with
@@ -83,18 +91,23 @@ local function leave_rows(x)
   return reduce.reshape(comm.join_rows(x, mesh.tp), { own[1], own[2], x.shape[2] })
 end
 
-local function run(layers, x, first, last)
+local function run(list, x, first, last)
   if first > last then return x end
-  if first > 1 then return layers:run(x, first, last) end
-  return layers:run(enter_rows(layers:run(x, 1, 1)), 2, last)
+  if first > 1 then return list:run(x, first, last) end
+  return list:run(enter_rows(list:run(x, 1, 1)), 2, last)
+end
+
+-- Does the last item compute the loss of what it would return?  One with a forward of its own has a say in it.
+local function has_loss(item)
+  return item.loss ~= nil and (item.loss ~= lm.Head.loss or item.forward == lm.Head.forward)
 end
 
 -- The last item's own loss.
-local function last_loss(layers, x, batch)
-  local n = #layers.items
-  local around = layers.around and layers.around[n]
+local function last_loss(list, x, batch)
+  local n = #list.items
+  local around = list.around and list.around[n]
   if around then x = around.before(x) end
-  local loss, valid = layers.items[n]:loss(x, batch)
+  local loss, valid = list.items[n]:loss(x, batch)
   if around then loss = around.after(loss) end
   return loss, valid
 end
@@ -103,22 +116,32 @@ end
 -- batch's tokens.  Where last is the last item and the batch has targets: loss, valid, as share of the step's mean
 -- (batch.step) or mean of the batch.
 function lm.LM:part(x, batch, first, last)
-  local ids, layers = batch.tokens, self.layers
+  local ids, list = batch.tokens, self.layers
   check_ids(self, ids)
   rows.enter(ids.shape[1], ids.shape[2])
   x = x or ids
-  local n = #layers.items
-  if last < n then return scope.light(run, layers, x, first, last) end
-  if batch.targets and layers.items[n].loss then
-    x = scope.light(run, layers, x, first, n - 1)
-    return scope.light(last_loss, layers, x, batch)
+  local n = #list.items
+  if last < n then return scope.light(run, list, x, first, last) end
+  if batch.targets and has_loss(list.items[n]) then
+    x = scope.light(run, list, x, first, n - 1)
+    return scope.light(last_loss, list, x, batch)
   end
-  x = leave_rows(scope.light(run, layers, x, first, n))
+  x = leave_rows(scope.light(run, list, x, first, n))
   if not batch.targets then return x end
   return loss_ops.cross_entropy(x, batch.targets, { ignore = batch.ignore, step = batch.step })
 end
 
 function lm.LM:forward(ids) return self:part(nil, { tokens = ids }, 1, #self.layers.items) end
+
+-- Where somebody's own forward has a say, the loss is that of what it returns.
+local function local_loss(self, batch)
+  local list = self.layers
+  if list and list.items and self.forward == lm.LM.forward and list.forward == layers.Sequential.forward then
+    return self:part(nil, batch, 1, #list.items)
+  end
+  return loss_ops.cross_entropy(self:forward(batch.tokens), batch.targets,
+                                { ignore = batch.ignore, step = batch.step })
+end
 
 --- model:loss(batch) -> loss, a tensor of one number: the mean over valid targets.
 -- batch.tokens, batch.targets [B,T]; targets equal to batch.ignore (-100) do not count.  A batch of
@@ -129,7 +152,7 @@ function lm.LM:loss(batch)
   if type(batch) ~= "table" or not batch.tokens or not batch.targets then
     c.fail("model:loss: a batch is a table with tokens and targets, as pg.data gives it")
   end
-  local loss, valid = self:part(nil, batch, 1, #self.layers.items)
+  local loss, valid = scope.light(local_loss, self, batch)
   if batch.share then return loss, valid end
   local dp = mesh.ready().dp
   if dp.size == 1 then return loss, valid end

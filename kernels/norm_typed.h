@@ -139,9 +139,8 @@ static void N(norm_grad_rows)(const norm_grad *a, int64_t r0, int64_t r1, double
             N(row_sums)(&one, &two, dy + i * d, x + i * d, a->w, m, rstd[i], d);
             if (!mean) one = 0; /* rmsnorm: nothing was centred */
             one /= (double)d, two /= (double)d;
-            N(row_grad)
-            (dx + i * d, base ? base + i * d : NULL, dy + i * d, x + i * d, a->w, m, rstd[i], one,
-             two, d);
+            N(row_grad)(dx + i * d, base ? base + i * d : NULL, dy + i * d, x + i * d, a->w, m,
+                        rstd[i], one, two, d);
         }
         if (dw)
             N(weight_sums)(dw, dy + r * d, x + r * d, mean ? mean + r : NULL, rstd + r, end - r, d);

@@ -12,6 +12,7 @@ local schema = {
   tied    = { "boolean", true, "the head is the embedding" },
   eps     = { "number", 1e-5, "of the norms", low = 0 },
   std     = { "number", 0.02, "of initial weights", low = 0 },
+  head_chunk = { "integer", nil, "rows of logits at a time in the loss; 0: all; default: all up to 1 GiB", low = 0 },
 }
 
 local sizes = {
@@ -25,15 +26,11 @@ local sizes = {
 local Embed = nn.class "Embed"
 function Embed:init(s)
   self.tokens = self:add("wte", nn.Embedding { entries = s.vocab, width = s.width, std = s.std })
-  self.positions = self:add("wpe", nn.Embedding { entries = s.context, width = s.width, std = s.std / 2 })
+  self.positions = self:add("wpe", nn.Positions { context = s.context, width = s.width, std = s.std / 2 })
   if s.dropout > 0 then self.drop = nn.Dropout { p = s.dropout, name = "embedding" } end
 end
 function Embed:forward(ids)
-  local x = self.tokens(ids)
-  local t = ids.shape[2]
-  local positions = t == self.positions.weight.shape[1] and self.positions.weight
-    or pg.slice(self.positions.weight, 1, 1, t)
-  x = pg.add(x, positions)
+  local x = self.positions(self.tokens(ids))
   return self.drop and self.drop(x) or x
 end
 
@@ -56,7 +53,8 @@ function GPT2:init(s)
   local items = { { "", embed, "embedding" } }
   for i = 0, s.blocks - 1 do items[#items + 1] = { "h." .. i, block(s, i) } end
   items[#items + 1] = { "", nn.Head { norm = { "ln_f", nn.LayerNorm { width = s.width, eps = s.eps } }, width = s.width,
-                                      vocab = s.vocab, std = s.std, tied = s.tied and embed.tokens or nil }, "head" }
+                                      vocab = s.vocab, std = s.std, tied = s.tied and embed.tokens or nil,
+                                      chunk = s.head_chunk }, "head" }
   self.layers = self:add("", nn.Sequential(items))
 end
 

@@ -3,12 +3,25 @@
 #include <string.h>
 #include "half.h"
 
-/* f32 numbers of a copy, to whole cache lines; 0 where the tensor needs none. */
-static int64_t room(const half_part *p) {
+static void *address(const half_part *p) {
     void *tensor;
     memcpy(&tensor, p->slot, sizeof tensor);
-    if (!tensor || p->n <= 0 || !pg_is_half(p->dtype)) return 0;
+    return tensor;
+}
+
+/* f32 numbers of a copy, to whole cache lines; 0 where the tensor needs none. */
+static int64_t room(const half_part *p) {
+    if (!address(p) || p->n <= 0 || !pg_is_half(p->dtype)) return 0;
     return (p->n + 15) / 16 * 16;
+}
+
+/* The part before p that is the same tensor in the same use; NULL: there is none.  The two then share
+ * a copy, as the kernel would share the tensor: an attention's dq may be its dk. */
+static const half_part *twin(const half_part *parts, const half_part *p) {
+    for (const half_part *q = parts; q < p; q++)
+        if (q->half == address(p) && q->n == p->n && q->read == p->read && q->write == p->write)
+            return q;
+    return NULL;
 }
 
 static void widen(float *to, const void *from, int64_t n, int dtype) {
@@ -38,10 +51,12 @@ int half_open(half_part *parts, int count, void **block, const char *door) {
         half_part *p = &parts[i];
         int64_t taken = room(p);
         if (!taken) continue;
-        memcpy(&p->half, p->slot, sizeof p->half);
-        if (p->read) widen(at, p->half, p->n, p->dtype);
-        memcpy(p->slot, &(void *){at}, sizeof(void *));
-        at += taken;
+        const half_part *same = twin(parts, p);
+        void *copy = same ? address(same) : at;
+        p->half = address(p);
+        if (p->read && !same) widen(at, p->half, p->n, p->dtype);
+        memcpy(p->slot, &copy, sizeof copy);
+        if (!same) at += taken;
     }
     return PG_OK;
 }
@@ -49,10 +64,7 @@ int half_open(half_part *parts, int count, void **block, const char *door) {
 int half_close(half_part *parts, int count, void *block, int rc) {
     for (int i = 0; i < count; i++) {
         const half_part *p = &parts[i];
-        if (!p->half || !p->write || rc < 0) continue;
-        void *copy;
-        memcpy(&copy, p->slot, sizeof copy);
-        narrow(p->half, copy, p->n, p->dtype);
+        if (p->half && p->write && rc >= 0) narrow(p->half, address(p), p->n, p->dtype);
     }
     free(block);
     return rc;

@@ -220,7 +220,7 @@ static void refusals(void **state) {
 #define ADAMW(value, m, beta)                                                                      \
     pg_adamw(value, NULL, s.grad, m, s.v, s.ends, s.factors, s.step, beta, 0.9, 0)
     refuses(PG_ESHAPE, "adamw: grad is [6] f32, value is [5] f32", ADAMW(few, s.m, 0.9));
-    refuses(PG_ESHAPE, "adamw: state is [5] f32, value is [6] f32", ADAMW(s.value, few, 0.9));
+    refuses(PG_ESHAPE, "adamw: m is [5] f32, value is [6] f32", ADAMW(s.value, few, 0.9));
     refuses(PG_EINVAL, "adamw: m is missing", ADAMW(s.value, NULL, 0.9));
     refuses(PG_EINVAL, "betas 1 and 0.9", ADAMW(s.value, s.m, 1));
     put_at(s.ends, 1, 1);

@@ -7,6 +7,7 @@ local mesh = require "pg.mesh"
 local params = require "pg.params"
 local parts = require "pg.parallel.parts"
 local schedule = require "pg.parallel.schedule"
+local zero = require "pg.parallel.zero"
 local C = c.C
 
 local layout = {}
@@ -149,6 +150,7 @@ function layout.build(what, l, o)
   if l.pp > 1 then parts.mark(model, plan, mesh.pp.rank) end
   params.build(model, o)
   if l.pp > 1 then parts.join(model, plan) end
+  zero.attach(model)
   return model, plan
 end
 
@@ -191,8 +193,22 @@ local function memory_line()
                                                                                            mib(told[3]), mib(-told[4]))
 end
 
---- layout.lines(plan, l) -> lines that tell who holds what, once all is built; none for one rank.  All ranks call it.
-function layout.lines(plan, l)
+-- What dp costs a step, on the rank that sends most.
+local function sent_line(segments, micro)
+  local bytes = mesh.world:sum_numbers({ zero.bytes_sent(segments, micro) }, "max")[1]
+  return ("a step sends over dp, a rank at most: %s"):format(mib(bytes))
+end
+
+-- Parameters that stay whole at ZeRO 3, by name of their segments.
+local function outside_line(segments)
+  local names = {}
+  for _, s in ipairs(zero.outside(segments)) do names[#names + 1] = s.name end
+  return #names > 0 and "whole on every rank, being outside the layers: " .. table.concat(names, ", ") or nil
+end
+
+--- layout.lines(plan, l, segments, micro) -> lines that tell who holds what, once all is built; none for one rank.  All
+-- ranks call it.  micro: micro-batches of a step.
+function layout.lines(plan, l, segments, micro)
   if mesh.size() == 1 then return {} end
   local lines = { ("layout: pp %d x dp %d x tp %d%s%s"):format(l.pp, l.dp, l.tp,
     l.dp > 1 and (", zero %d (%s)"):format(l.zero, zeros[l.zero]) or "",
@@ -206,6 +222,8 @@ function layout.lines(plan, l)
     end
   end
   lines[#lines + 1] = memory_line()
+  if l.dp > 1 then lines[#lines + 1] = sent_line(segments, micro) end
+  lines[#lines + 1] = outside_line(segments)
   return lines
 end
 

@@ -109,8 +109,8 @@ end
 function Pipeline:forward(unit, step, source)
   local chunk = step[3]
   local batch = source(step[2])
-  unit.context = tape.context
   unit.x, unit.y = scope.light(self.run, self, batch, chunk)
+  unit.context = tape.context -- as the model has completed it
   leave(unit.x)
   if chunk < self.last then
     self.wire:send_down(unit.y, kind_of(batch, chunk + 1))

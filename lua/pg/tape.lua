@@ -165,8 +165,7 @@ end
 -- Gather what is wanted of record r into d, add, base; weights: which half of the inputs.  Returns whether
 -- there is anything, and for leaves that get it later { [i] = { gradient, add } }.
 local function targets(r, dy, weights, d, add, base)
-  local any, later, into, how = false, nil, nil, nil
-  local op = r.op
+  local any, later, op = false, nil, r.op
   for i = 1, r.count do
     local t = r.inputs[i]
     if t and is_weight(op, i) == weights and wanted(t) and not passed(r, i, t, dy) then
@@ -174,6 +173,7 @@ local function targets(r, dy, weights, d, add, base)
       if t.record then
         d[i], add[i], base[i] = inner_target(t, op.based and i == 1)
       else
+        local into, how
         d[i], add[i], into, how = leaf_target(t, is_mixed(op, i))
         if into then
           later = later or {}

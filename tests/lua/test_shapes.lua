@@ -15,7 +15,8 @@ local function refuses(op, name, f, text) bad[#bad + 1] = { op = op, name = name
 
 for _, op in ipairs { "relu", "silu", "gelu", "gelu_tanh", "tanh", "sigmoid", "exp", "log", "sqrt", "square", "neg",
   "abs" } do
-  refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end, op .. ": x is [2] i32; it must be f32, f64, bf16 or f16")
+  refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end,
+    op .. ": x is [2] i32; it must be f32, f64, bf16 or f16")
 end
 local names = { maximum = "max", minimum = "min" }
 for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum" } do

@@ -106,7 +106,7 @@ static void N(softmax_grad)(REAL *dx, const REAL *dy, const REAL *y, int64_t n, 
 
 /* out from the loss of each row, in the order of the rows. */
 static void N(mean_loss)(REAL *out, const double *loss, const void *targets, int64_t n,
-                         int64_t ignore, const double *step, int dtype_ids) {
+                          int64_t ignore, const double *step, int dtype_ids) {
     double sum = 0;
     int64_t valid = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -139,8 +139,8 @@ static void N(cross_entropy)(REAL *out, REAL *rows, REAL *lse, const REAL *logit
 
 /* Both numbers of an ignored row are 0. */
 static void N(vocab_stats)(REAL *stats, const REAL *logits, const void *targets, int64_t n,
-                           int64_t v, int64_t first, int64_t valid, int64_t ignore,
-                           int dtype_ids) {
+                            int64_t v, int64_t first, int64_t valid, int64_t ignore,
+                            int dtype_ids) {
 #pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
         int64_t target = id_at(targets, i, dtype_ids);
@@ -169,8 +169,8 @@ static double N(join_parts)(const REAL *parts, int64_t r, int64_t n, int64_t i, 
 }
 
 static void N(vocab_loss)(REAL *out, REAL *rows, REAL *lse, const REAL *parts,
-                          const void *targets, int64_t r, int64_t n, int64_t ignore,
-                          const double *step, double *loss, int dtype_ids) {
+                           const void *targets, int64_t r, int64_t n, int64_t ignore,
+                           const double *step, double *loss, int dtype_ids) {
     for (int64_t i = 0; i < n; i++) {
         double all = 0, logit = 0;
         if (id_at(targets, i, dtype_ids) != ignore) all = N(join_parts)(parts, r, n, i, &logit);
@@ -193,10 +193,10 @@ PG_CLONES static void N(cross_entropy_grad_row)(REAL *dx, const REAL *x, int64_t
 }
 
 static void N(cross_entropy_grad)(REAL *dlogits, const REAL *dloss, int per_row,
-                                  const REAL *logits, const void *targets, const REAL *lse,
-                                  const REAL *out, int64_t n, int64_t v, int64_t first,
-                                  int64_t valid, int64_t ignore, const double *step, int add,
-                                  int dtype_ids) {
+                                   const REAL *logits, const void *targets, const REAL *lse,
+                                   const REAL *out, int64_t n, int64_t v, int64_t first,
+                                   int64_t valid, int64_t ignore, const double *step, int add,
+                                   int dtype_ids) {
     double mean = 1;
     if (!per_row) {
         mean = step ? step[PG_STEP_INV_TOKENS] : out[1] > 0 ? 1 / (double)out[1] : 0;

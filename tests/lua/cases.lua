@@ -173,7 +173,7 @@ add("cross_entropy", "in_place", { { 2, 3, 11 } }, function(x) -- over an interm
   local y = pg.tanh(x)
   local z = pg.scale(y, 3)
   local losses = pg.cross_entropy(z, pg.tensor(targets, "i32"), { in_place = true })
-  return pg.add(losses, pg.sum(y))
+  return pg.add(losses, pg.cast(pg.sum(y), losses.dtype))
 end)
 add("cross_entropy", "in_place_leaf", { { 2, 3, 11 } }, function(x)
   return (pg.cross_entropy(x, pg.tensor(targets, "i32"), { in_place = true }))
@@ -190,7 +190,7 @@ local function cut_loss(widths, settings)
     for i, width in ipairs(widths) do
       local part = pg.slice(x, 3, first + 1, width)
       padded[i] = pg.concat({ part, pg.full({ 2, 3, 2 }, 1e3, x.dtype) }, 3)
-      stats[i] = pg.empty({ 2, rows }, x.dtype)
+      stats[i] = pg.empty({ 2, rows }, x.dtype == "f64" and "f64" or "f32")
       c.check(c.C.pg_vocab_stats(stats[i].raw, padded[i].raw, ids.raw, first, width, 11, -100))
       firsts[i], first = first, first + width
     end

@@ -102,9 +102,11 @@ function layers.Sequential:init(items)
     self.items[i] = self:add(item[1], item[2], item[3] or true)
   end
 end
-function layers.Sequential:forward(x)
+-- forward(x, last): only the items up to that number.
+function layers.Sequential:forward(x, last)
   local recompute = require("pg.ops.custom").recompute
-  for _, item in ipairs(self.items) do
+  for i = 1, last or #self.items do
+    local item = self.items[i]
     if self.recompute and item.can_recompute then x = recompute(item, x) else x = item(x) end
   end
   return x

@@ -24,7 +24,7 @@ end
 --- softmax(x), log_softmax(x) -> y like x, over the last dim.
 ops.softmax, ops.log_softmax = softmax("softmax", 0), softmax("log_softmax", 1)
 
-local EMBEDDING = { name = "embedding", weights = { [1] = true },
+local EMBEDDING = { name = "embedding", weights = { [1] = true }, mixed = true,
   grad_input = function() end,
   grad_weight = function(r, dy, d, add)
     c.check(C.pg_embedding_grad(d[1].raw, dy.raw, r.saved[1].raw, add[1]))
@@ -54,6 +54,7 @@ local MEAN, ROWS = loss_rule(false), loss_rule(true)
 -- Targets equal to o.ignore (-100) do not count.  o.reduction "mean" (over valid targets; 0 where
 -- there are none) or "none" (a loss for each row).  With o.step, a step block, the mean is over the
 -- valid targets of the whole step: the sum times step[INV_TOKENS].  valid: a tensor of one number.
+-- o.in_place: the gradient is written over the logits (those of a leaf stay), which nobody may read after the loss.
 function ops.cross_entropy(logits, targets, o)
   o = o or {}
   local reduction = o.reduction or "mean"
@@ -70,7 +71,7 @@ function ops.cross_entropy(logits, targets, o)
   local y = rows or out:view({ 1 })
   if tape.wants(logits) then
     tape.record(rows and ROWS or MEAN, { logits }, 1, { logits, targets, lse, out, o.step or false }, 5, y,
-                { ignore = ignore })
+                { ignore = ignore, in_place = o.in_place and 1 or nil })
   end
   return y, out:view({ 1 }, 1)
 end

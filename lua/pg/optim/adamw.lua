@@ -23,8 +23,8 @@ end
 
 function AdamW:update(s, state)
   local o = self.settings
-  c.check(C.pg_adamw(s.value.raw, s.grad.raw, state.exp_avg.raw, state.exp_avg_sq.raw, state.ends.raw,
-                     state.factors.raw, step.block().raw, o.betas[1], o.betas[2], o.eps))
+  c.check(C.pg_adamw(s.value.raw, nil, s.grad.raw, state.exp_avg.raw, state.exp_avg_sq.raw,
+                     state.ends.raw, state.factors.raw, step.block().raw, o.betas[1], o.betas[2], o.eps))
 end
 
 --- adamw(parameters, { rate=, betas=, eps=, decay=, clip= }, run) -> an optimiser.

@@ -102,7 +102,7 @@ end
 function Optimizer:measure()
   local block = step.block()
   step.set { SUMSQ = 0 }
-  for _, s in ipairs(self.segments) do c.check(C.pg_sumsq(block.raw, s.grad.raw)) end
+  for _, s in ipairs(self.segments) do c.check(C.pg_sumsq(block.raw, s.grad.raw, nil, nil)) end
   c.check(C.pg_clip(block.raw, self.settings.clip or 0))
 end
 

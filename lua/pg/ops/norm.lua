@@ -20,6 +20,11 @@ local RMSNORM = { name = "rmsnorm", grad_input = function(r, dy, d, add)
   local s = r.saved
   c.check(C.pg_rmsnorm_grad(raw(d[1]), raw(d[2]), dy.raw, s[1].raw, raw(s[2]), s[3].raw, nil,
                             add[1] or 0, add[2] or 0))
+end, again = function(s, a)
+  local y, rstd = Tensor.like(s[1]), statistic(s[1])
+  c.check(C.pg_rmsnorm(y.raw, rstd.raw, s[1].raw, raw(s[2]), a.eps))
+  rstd:release()
+  return y
 end }
 
 --- rmsnorm(x, w, eps) -> y like x.  x [..,D], w [D] or nil; eps defaults to 1e-5.
@@ -27,7 +32,7 @@ end }
 function ops.rmsnorm(x, w, eps)
   local y, rstd = Tensor.like(x), statistic(x)
   done("rmsnorm", C.pg_rmsnorm(y.raw, rstd.raw, x:alive().raw, w and w:alive().raw, eps or 1e-5), y)
-  if tape.wants(x, w) then tape.record(RMSNORM, { x, w }, 2, { x, w or false, rstd }, 3, y) end
+  if tape.wants(x, w) then tape.record(RMSNORM, { x, w }, 2, { x, w or false, rstd }, 3, y, { eps = eps or 1e-5 }) end
   return y
 end
 
@@ -35,6 +40,12 @@ local LAYERNORM = { name = "layernorm", grad_input = function(r, dy, d, add)
   local s = r.saved
   c.check(C.pg_layernorm_grad(raw(d[1]), raw(d[2]), raw(d[3]), dy.raw, s[1].raw, raw(s[2]), s[3].raw,
                               s[4].raw, nil, add[1] or 0, add[2] or 0, add[3] or 0))
+end, again = function(s, a)
+  local y, mean, rstd = Tensor.like(s[1]), statistic(s[1]), statistic(s[1])
+  c.check(C.pg_layernorm(y.raw, mean.raw, rstd.raw, s[1].raw, raw(s[2]), raw(s[5]), a.eps))
+  mean:release()
+  rstd:release()
+  return y
 end }
 
 --- layernorm(x, w, b, eps) -> y like x.  x [..,D], w and b [D] or nil; eps defaults to 1e-5.
@@ -44,7 +55,7 @@ function ops.layernorm(x, w, b, eps)
   done("layernorm", C.pg_layernorm(y.raw, mean.raw, rstd.raw, x:alive().raw, w and w:alive().raw,
                                    b and b:alive().raw, eps or 1e-5), y)
   if tape.wants(x, w, b) then
-    tape.record(LAYERNORM, { x, w, b }, 3, { x, w or false, mean, rstd }, 4, y)
+    tape.record(LAYERNORM, { x, w, b }, 3, { x, w or false, mean, rstd, b or false }, 5, y, { eps = eps or 1e-5 })
   end
   return y
 end

@@ -38,4 +38,4 @@ for _, name in ipairs { "llama", "gpt2" } do
   end
 end
 
-check.main(tests)
+check.run(tests)

@@ -11,7 +11,8 @@ local tokeniser = require "pg.data.tokeniser"
 local data = { tokeniser = tokeniser }
 local dtypes = { u8 = c.C.PG_U8, u16 = -1, i32 = c.C.PG_I32 }
 
-local known = { "tokens", "text", "random", "context", "vocab", "held_out", "dtype", "seed", "batch", "micro", "pad", "axis" }
+local known = { "tokens", "text", "random", "context", "vocab", "held_out", "dtype", "seed", "batch", "micro", "pad",
+                "axis" }
 
 local function dtype_code(name)
   if name == nil then return -1 end
@@ -22,8 +23,8 @@ end
 local Set = {}
 Set.__index = Set
 
---- data.open{ tokens = glob | text = file | random = true, context =, vocab =, held_out =, dtype = } -> a set with train, held_out
--- (streams) and vocab.  tokens: files of llm.c or nanoGPT (dtype u8, u16 or i32 where they have no header).
+--- data.open{ tokens = glob | text = file | random = true, context =, vocab =, held_out =, dtype = } -> a set with
+-- train, held_out (streams) and vocab.  tokens: files of llm.c or nanoGPT (dtype u8, u16 or i32 where they have no header).
 -- text: a file read as bytes, the ids of the byte-level tokeniser.  random: ids for timing.
 function data.open(o)
   c.keys(o, known, "data")

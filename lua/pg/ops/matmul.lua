@@ -73,7 +73,7 @@ local function before_epilogue(r, dy)
 end
 
 -- Linear keeps weights as [out,in] (PyTorch, Hugging Face): y = x w^T + bias.
-local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, remakes = { true },
+local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = true, remakes = { true },
   again_if = function(r) return r.a.activation end,
   again = function(s, a)
     local y = Tensor.like(s[3])

@@ -41,8 +41,8 @@ local function split(ranks, n, name)
   return ffi.gc(slot[0], C.pg_comm_free)
 end
 
---- mesh.build{ pp =, dp =, tp =, zero =, sequence = }: sizes whose product is the number of ranks; dp = "rest" takes what
--- is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
+--- mesh.build{ pp =, dp =, tp =, zero =, sequence = }: sizes whose product is the number of ranks; dp = "rest"
+-- takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
 function mesh.build(layout)
   start()
   local sizes, known = {}, 1

@@ -24,7 +24,8 @@ local Set = {}
 Set.__index = Set
 
 --- data.open{ tokens = glob | text = file | random = true, context =, vocab =, held_out =, dtype = } -> a set with
--- train, held_out (streams) and vocab.  tokens: files of llm.c or nanoGPT (dtype u8, u16 or i32 where they have no header).
+-- train, held_out (streams) and vocab.  tokens: files of llm.c or nanoGPT (dtype u8, u16 or i32 where they have no
+-- header).
 -- text: a file read as bytes, the ids of the byte-level tokeniser.  random: ids for timing.
 function data.open(o)
   c.keys(o, known, "data")

@@ -49,6 +49,12 @@ function agree.text(f, ...)
   return got:sub(2)
 end
 
+--- agree.text_of(rank, text) -> the text of that rank, on every rank.
+function agree.text_of(rank, text)
+  if mesh.size() == 1 then return text end
+  return broadcast(text, rank)
+end
+
 --- agree.first(message) -> nil where no rank brings a message, else that of the first rank that does.
 -- One small collective where all is well.
 function agree.first(message)

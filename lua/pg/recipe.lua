@@ -151,8 +151,7 @@ local function override(info, settings, o)
   end
   info.option = nil
   info.given[o.path] = o.option
-  if o.path == "data.tokens" then settings.data.text = nil end
-  if o.path == "data.text" then settings.data.tokens = nil end
+  for _, other in ipairs(fields.sources[o.path] or {}) do settings.data[other] = nil end
 end
 
 -- ---- the table ----
@@ -226,10 +225,11 @@ local function check_layout(info, r)
 end
 
 local function check_data(info, r)
-  if r.data.tokens and r.data.text then
-    recipe.fail(info, "data.tokens", "data has both tokens (files of ids) and text (a file of text); keep one")
+  if (r.data.tokens and 1 or 0) + (r.data.text and 1 or 0) + (r.data.random and 1 or 0) > 1 then
+    recipe.fail(info, "data.tokens", "data has more than one of tokens (files of ids), text (a file of text) and "
+                .. "random; keep one")
   end
-  if not (r.data.tokens or r.data.text) then
+  if not (r.data.tokens or r.data.text or r.data.random) then
     r.data.text = recipe.guard(info, "data", function() return pg.demo_text() end)
   end
   if r.eval and not r.eval.tokens and r.data.held_out == 0 then

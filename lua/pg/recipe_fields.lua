@@ -24,6 +24,7 @@ fields.top = {
   data      = { doc = "what it learns from", fields = {
     tokens   = { "string", nil, "token files (a glob)" },
     text     = { "string", nil, "a text file, read as bytes; default: pg.demo_text()" },
+    random   = { "boolean", false, "tokens drawn at random instead, for timing" },
     context  = { "integer", nil, "tokens in a sequence; default: the model's context", low = 1 },
     batch    = { "integer", nil, "sequences in a global step", low = 1 },
     held_out = { "number", 0, "last share of the data, kept for evaluation", low = 0, below = 1 },
@@ -55,6 +56,10 @@ fields.top = {
   loss      = { "function", nil, "function(model, batch) -> loss; default: model:loss(batch)" },
   on_step   = { "function", nil, "function(state), called after every step on every rank" },
 }
+
+--- fields.sources[path] -> what else data may come from, which a choice on the command line takes back.
+fields.sources = { ["data.tokens"] = { "text", "random" }, ["data.text"] = { "tokens", "random" },
+                   ["data.random"] = { "text", "tokens" } }
 
 --- fields.optimiser(name) -> the schema of its settings, or nil.
 function fields.optimiser(name)

@@ -9,8 +9,8 @@
 -- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
 -- than grad_input (zero-bubble pipelines).  Where the attribute in_place is i, nobody reads the numbers of
 -- input i again, and its gradient may be written over them: d[i] is then the input itself.  pass gives
--- a gradient that needs no computing (a view of dy or dy itself), or nil.  Saved tensors are owned by the
--- record until it has been walked.
+-- a gradient that needs no computing (a view of dy or dy itself), or nil.  again = f(saved, a) makes the
+-- op's result once more (tape.saved).  Saved tensors are owned by the record until it has been walked.
 -- A leaf's gradient may have another dtype than the leaf (leaf.grad_dtype: f32 beside bf16).  A mixed op
 -- writes such gradients of its weights (the inputs marked so; where none is, all but the first) itself; for
 -- others they are made in the leaf's dtype and then added.  A based op is f(r, dy, d, add, base): where
@@ -24,7 +24,9 @@ local C = c.C
 -- What the present micro-batch is, for ops that draw random numbers: step (the step block), sample0 (place
 -- of its first sample in the global batch), training (false: no dropout).  A recomputed block sees the
 -- context that its first run saw.
-local tape = { enabled = true, context = { training = true, sample0 = 0 } }
+-- remake: what a norm or an activation made, and a product saves for its weight's gradient, is not kept but
+-- made again from what the norm saved (recompute = "norms").
+local tape = { enabled = true, remake = false, context = { training = true, sample0 = 0 } }
 local sequence = 0
 
 local Record = {}
@@ -49,6 +51,32 @@ function tape.wants(a, b, d, e)
   return tape.enabled and (wanted(a) or wanted(b) or wanted(d) or wanted(e))
 end
 
+-- Stands among a record's saved tensors for one that is made again: it owns what the op that made it had saved.
+local Remade = {}
+Remade.__index = Remade
+function Remade:retain()
+  for i = 1, self.count do if self.saved[i] then self.saved[i]:retain() end end
+  return self
+end
+function Remade:release()
+  for i = 1, self.count do if self.saved[i] then self.saved[i]:release() end end
+end
+
+local function remade(t)
+  local r = t.record
+  if not (r and r.op.again and r.saved and (not r.op.again_if or r.op.again_if(r))) then return t end
+  return setmetatable({ op = r.op, saved = { unpack(r.saved, 1, r.saved_count) }, count = r.saved_count, a = r.a },
+                      Remade)
+end
+
+--- tape.saved(r, i) -> the i-th saved tensor of record r, and true where it was made again: the caller then
+-- releases it.  Only for places that the op names in op.remakes.
+function tape.saved(r, i)
+  local t = r.saved[i]
+  if getmetatable(t) ~= Remade then return t, false end
+  return t.op.again(t.saved, t.a), true
+end
+
 --- tape.record(op, inputs, n, saved, m, out, attributes): remember that out came from inputs by op.
 -- inputs has n places (holes allowed), saved has m.  attributes are copied into the record.
 function tape.record(op, inputs, n, saved, m, out, attributes)
@@ -56,7 +84,12 @@ function tape.record(op, inputs, n, saved, m, out, attributes)
   local r = setmetatable({ op = op, inputs = inputs, count = n, saved = saved, saved_count = m,
                            sequence = sequence, a = attributes, out_shape = out.shape,
                            out_dtype = out.dtype }, Record)
-  for i = 1, m do if saved[i] then saved[i]:retain() end end
+  for i = 1, m do
+    if saved[i] then
+      if tape.remake and op.remakes and op.remakes[i] then saved[i] = remade(saved[i]) end
+      saved[i]:retain()
+    end
+  end
   out.record = r
   scope.keep_record(r)
   return out

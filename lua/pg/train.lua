@@ -61,15 +61,16 @@ local function place(r)
 end
 
 local function data_options(r, model)
-  return { tokens = r.data.tokens, text = r.data.text, dtype = r.data.dtype, held_out = r.data.held_out,
-           context = r.data.context or model.context, vocab = r.data.vocab or model.vocab }
+  return { tokens = r.data.tokens, text = r.data.text, random = r.data.random, dtype = r.data.dtype,
+           held_out = r.data.held_out, context = r.data.context or model.context,
+           vocab = r.data.vocab or model.vocab }
 end
 
 -- The stream that is evaluated, or nil.
 local function held_out(r, set, model)
   if not (r.eval and r.eval.tokens) then return set.held_out end
   local o = data_options(r, model)
-  o.tokens, o.text, o.held_out = r.eval.tokens, nil, 0
+  o.tokens, o.text, o.random, o.held_out = r.eval.tokens, nil, nil, 0
   return data.open(o).train
 end
 
@@ -89,7 +90,7 @@ local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
   t.model, t.plan = unpack(recipe.guard(info, "model", place, r))
   check_data(r, info, t.model)
-  local where = r.data.text and "data.text" or "data.tokens"
+  local where = r.data.text and "data.text" or r.data.random and "data.random" or "data.tokens"
   t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
   t.held_out = recipe.guard(info, "eval.tokens", held_out, r, t.set, t.model)
   local settings = {}

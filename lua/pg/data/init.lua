@@ -2,14 +2,17 @@
 --   local data = pg.data.tokens("corpus.bin", { context = 128, batch = 32 })
 --   for step, batch in data:steps(300) do ... end
 local c = require "pg.c"
+local fs = require "pg.fs"
 local loader = require "pg.data.loader"
+local random = require "pg.data.random"
 local stream = require "pg.data.stream"
 local tokeniser = require "pg.data.tokeniser"
 
 local data = { tokeniser = tokeniser }
 local dtypes = { u8 = c.C.PG_U8, u16 = -1, i32 = c.C.PG_I32 }
 
-local known = { "tokens", "text", "context", "vocab", "held_out", "dtype", "seed", "batch", "micro", "pad", "axis" }
+local known = { "tokens", "text", "random", "context", "vocab", "held_out", "dtype", "seed", "batch", "micro", "pad",
+                "axis" }
 
 local function dtype_code(name)
   if name == nil then return -1 end
@@ -20,15 +23,16 @@ end
 local Set = {}
 Set.__index = Set
 
---- data.open{ tokens = glob | text = file, context =, vocab =, held_out =, dtype = } -> a set with train, held_out
--- (streams) and vocab.  tokens: files of llm.c or nanoGPT (dtype u8, u16 or i32 where they have no header).
--- text: a file read as bytes, the ids of the byte-level tokeniser.
+--- data.open{ tokens = glob | text = file | random = true, context =, vocab =, held_out =, dtype = } -> a set with
+-- train, held_out (streams) and vocab.  tokens: files of llm.c or nanoGPT (dtype u8, u16 or i32 where they have no
+-- header).
+-- text: a file read as bytes, the ids of the byte-level tokeniser.  random: ids for timing.
 function data.open(o)
   c.keys(o, known, "data")
-  if (o.tokens and 1 or 0) + (o.text and 1 or 0) ~= 1 then
-    c.fail("data: give either tokens (files of ids) or text (a file of text)")
+  if (o.tokens and 1 or 0) + (o.text and 1 or 0) + (o.random and 1 or 0) ~= 1 then
+    c.fail("data: give either tokens (files of ids), text (a file of text) or random = true (ids for timing)")
   end
-  local path = o.tokens or o.text
+  local path = o.tokens or o.text or "random tokens"
   if type(path) ~= "string" then
     c.fail("data: %s is no file name but a %s", o.text and "text" or "tokens", type(path))
   end
@@ -44,8 +48,16 @@ function data.open(o)
            bytes.vocab, vocab, bytes.vocab)
   end
   local set = setmetatable({ vocab = vocab, tokeniser = o.text and bytes or nil }, Set)
-  set.train, set.held_out = stream.open(path, {
-    dtype = o.text and dtypes.u8 or dtype_code(o.dtype), vocab = vocab, context = context, held_out = held })
+  local asked = { dtype = o.text and dtypes.u8 or dtype_code(o.dtype), vocab = vocab, context = context,
+                  held_out = held, name = path }
+  if o.random then
+    if vocab == 0 then c.fail "data.random: vocab is missing; ids are drawn below it" end
+    path, asked.dtype = random.file(vocab), -1
+  end
+  local ok, train, out = pcall(stream.open, path, asked)
+  if o.random then fs.remove(path) end -- it stays open
+  if not ok then error(train, 0) end
+  set.train, set.held_out = train, out
   return set
 end
 

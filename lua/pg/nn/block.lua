@@ -31,7 +31,7 @@ function block.Attention:init(o)
     c.fail("Attention: width %d does not divide into %d heads; choose heads that divide it", o.width, heads)
   end
   local names = o.names or { "q_proj", "k_proj", "v_proj", "o_proj" }
-  self.rope = o.rope
+  self.rope, self.head_width = o.rope, width
   self.options = { heads = heads, kv_heads = groups, heads_all = heads, head0 = 0, causal = o.causal ~= false }
   self.dropout, self.key = o.dropout or 0, c.hash("attention dropout " .. (o.name or ""))
   local parts = #names == 4

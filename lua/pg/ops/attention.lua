@@ -118,6 +118,12 @@ end
 
 local SWIGLU = { name = "swiglu", grad_input = function(r, dy, d, add)
   c.check(C.pg_swiglu_grad(d[1].raw, dy.raw, r.saved[1].raw, add[1]))
+end, again = function(s)
+  local shape = { unpack(s[1].shape) }
+  shape[#shape] = shape[#shape] / 2
+  local y = Tensor.empty(shape, s[1].dtype)
+  c.check(C.pg_swiglu(y.raw, s[1].raw))
+  return y
 end }
 
 --- swiglu(x) -> y [..,F] = silu(first half) * second half of x [..,2F].  Shazeer 2020.

@@ -46,7 +46,13 @@ function ops.matmul(a, b, o)
 end
 
 -- Linear keeps weights as [out,in] (PyTorch, Hugging Face): y = x w^T + bias.
-local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = true,
+local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = true, remakes = { true },
+  again_if = function(r) return r.a.activation end,
+  again = function(s, a)
+    local y = Tensor.like(s[3])
+    c.check(C.pg_unary(y.raw, s[3].raw, epilogues[a.activation][2]))
+    return y
+  end,
   grad_input = function(r, dy, d, add)
     if not d[1] then return end
     product(d[1], before_epilogue(r, dy), r.saved[2], false, false, add[1])
@@ -55,10 +61,11 @@ local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = 
     local g = before_epilogue(r, dy)
     local rows = g:view({ -1, g.shape[#g.shape] })
     if d[2] then
-      local x = r.saved[1]
+      local x, again = tape.saved(r, 1)
       local x2 = x:view({ -1, x.shape[#x.shape] })
       product(d[2], rows, x2, true, false, add[2])
       x2:release()
+      if again then x:release() end
     end
     if d[3] then c.check(C.pg_reduce(d[3].raw, rows.raw, C.PG_SUM, 0, add[3])) end
     rows:release()

@@ -70,8 +70,8 @@ local function check_ids(self, ids)
     c.fail('model: token ids are a %s; give a tensor, such as pg.tensor({ { 72, 105 } }, "i32")', type(ids))
   end
   if #ids.shape ~= 2 then c.fail("model: token ids are %s; they must be [batch,tokens]", ids:describe()) end
-  if ids.shape[2] > model.context then
-    c.fail("model: a sequence of %d tokens, the model's context is %d", ids.shape[2], model.context)
+  if ids.shape[2] > self.context then
+    c.fail("model: a sequence of %d tokens, the model's context is %d", ids.shape[2], self.context)
   end
 end
 
@@ -102,14 +102,8 @@ local function has_loss(item)
   return item.loss ~= nil and (item.loss ~= lm.Head.loss or item.forward == lm.Head.forward)
 end
 
--- The last item's own loss.
 local function last_loss(list, x, batch)
-  local n = #list.items
-  local around = list.around and list.around[n]
-  if around then x = around.before(x) end
-  local loss, valid = list.items[n]:loss(x, batch)
-  if around then loss = around.after(loss) end
-  return loss, valid
+  return list:at(#list.items, x, function(item, h) return item:loss(h, batch) end)
 end
 
 --- model:part(x, batch, first, last) -> items first to last of its layers on x; x is nil where first is 1: the
@@ -140,20 +134,6 @@ local function local_loss(self, batch)
     return self:part(nil, batch, 1, #list.items)
   end
   return loss_ops.cross_entropy(self:forward(batch.tokens), batch.targets,
-                                { ignore = batch.ignore, step = batch.step })
-end
-
--- Where the logits are those of a Head at the end and go nowhere else, the head computes the loss; where somebody's
--- own forward has a say, the loss is that of what it returns.
-local function local_loss(model, batch)
-  local items = model.layers and model.layers.items
-  local head = items and items[#items]
-  if head and model.forward == lm.LM.forward and model.layers.forward == layers.Sequential.forward
-    and head.forward == lm.Head.forward then
-    check_ids(model, batch.tokens)
-    return head:loss(model.layers(batch.tokens, #items - 1), batch)
-  end
-  return loss_ops.cross_entropy(model:forward(batch.tokens), batch.targets,
                                 { ignore = batch.ignore, step = batch.step })
 end
 

@@ -16,6 +16,7 @@
 #define TOLERANCE_F32  1e-5
 #define TOLERANCE_F64  1e-12
 #define TOLERANCE_BF16 5e-3
+#define TOLERANCE_F16  1e-3
 
 #define ok(call)                                                                                   \
     do {                                                                                           \

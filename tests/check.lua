@@ -20,6 +20,8 @@ check.double = 1e-12 -- f64 against f64
 check.curve = 1e-4 -- along a loss curve against PyTorch
 check.bf16 = 5e-3
 check.bf16_grad = 1e-2
+check.f16 = 1e-3
+check.f16_grad = 2e-3
 
 local function fail(message, level) error(unit.FAILURE_PREFIX .. message, level + 1) end
 

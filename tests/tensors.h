@@ -2,6 +2,7 @@
 #ifndef PG_TEST_TENSORS_H
 #define PG_TEST_TENSORS_H
 #include "check.h"
+#include "../runtime/base/types.h"
 
 /* A new tensor; floating ones start as NaN, so that a number nobody wrote shows. */
 static inline pg_tensor *make(int dtype, int ndim, const int64_t *dims) {
@@ -24,6 +25,9 @@ static inline double number_at(const void *data, int dtype, int64_t i) {
     case PG_I32: return ((const int32_t *)data)[i];
     case PG_I64: return (double)((const int64_t *)data)[i];
     case PG_U8: return ((const uint8_t *)data)[i];
+    case PG_I16: return ((const int16_t *)data)[i];
+    case PG_BF16: return pg_bf16_to_f32(((const uint16_t *)data)[i]);
+    case PG_F16: return pg_f16_to_f32(((const uint16_t *)data)[i]);
     default: fail_msg("no numbers of dtype %d here", dtype);
     }
     return 0;
@@ -39,6 +43,9 @@ static inline void put_at(pg_tensor *t, int64_t i, double value) {
     case PG_I32: ((int32_t *)data)[i] = (int32_t)value; break;
     case PG_I64: ((int64_t *)data)[i] = (int64_t)value; break;
     case PG_U8: ((uint8_t *)data)[i] = (uint8_t)value; break;
+    case PG_I16: ((int16_t *)data)[i] = (int16_t)value; break;
+    case PG_BF16: ((uint16_t *)data)[i] = pg_f32_to_bf16((float)value); break;
+    case PG_F16: ((uint16_t *)data)[i] = pg_f32_to_f16((float)value); break;
     default: fail_msg("no numbers of this dtype here");
     }
 }
@@ -73,7 +80,11 @@ static inline void close_to_(pg_tensor *t, const double *want, const char *name,
                              int line) {
     double *got = numbers_of(t), error = error_norm(got, want, pg_tensor_count(t));
     free(got);
-    double most = pg_tensor_dtype(t) == PG_F64 ? TOLERANCE_F64 : TOLERANCE_F32;
+    int dtype = pg_tensor_dtype(t);
+    double most = dtype == PG_F64    ? TOLERANCE_F64
+                  : dtype == PG_BF16 ? TOLERANCE_BF16
+                  : dtype == PG_F16  ? TOLERANCE_F16
+                                     : TOLERANCE_F32;
     if (!(error <= most)) {
         print_error("%s:%d: %s is off by %.3g, more than %.3g\n", file, line, name, error, most);
         _fail(file, line);

@@ -2,11 +2,16 @@
 -- record at its inputs; backward() gathers what a loss reaches, in order of recording, and walks it
 -- from the end.  A record is data (op, inputs, saved tensors, attributes), never a closure:
 --   op = { name, grad_input = f(r, dy, d, add), grad_weight = the same, weights = { [2] = true },
---          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient }
+--          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient,
+--          mixed = true, based = true (below) }
 -- A rule is told for each input i what is wanted: d[i] == nil nothing; else write there (add[i] = 0)
 -- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
 -- than grad_input (zero-bubble pipelines).  pass gives a gradient that needs no computing (a view of
 -- dy or dy itself), or nil.  Saved tensors are owned by the record until it has been walked.
+-- A leaf's gradient may have another dtype than the leaf (leaf.grad_dtype: f32 beside bf16).  A mixed op
+-- writes such gradients of its weights (the inputs marked so; where none is, all but the first) itself; for
+-- others they are made in the leaf's dtype and then added.  A based op is f(r, dy, d, add, base): where
+-- others still read the gradient that input 1 has so far, it gets this as base[1] and writes the sum to d[1].
 local c = require "pg.c"
 local scope = require "pg.scope"
 local Tensor = require "pg.tensor"
@@ -101,19 +106,22 @@ local function reach(roots)
 end
 
 -- Where the gradient of leaf t goes: its own t.grad, written the first time of a step, then added to.
-local function leaf_target(t)
+-- Not for a mixed op and of another dtype: a tensor like t, and then what it goes to in the end and how.
+local function leaf_target(t, mixed)
   if not t.grad then
     t.grad = Tensor.empty(t.shape, t.grad_dtype or t.dtype):keep()
     t.grad_fresh = true
   end
   local add = t.grad_fresh and 0 or 1
   t.grad_fresh = false
-  return t.grad, add
+  if mixed or t.grad.dtype == t.dtype then return t.grad, add end
+  return Tensor.empty(t.shape, t.dtype), 0, t.grad, add
 end
 
 -- Where the gradient of an intermediate tensor goes.  The record is its only owner; one that was passed
--- on without a copy and is still seen elsewhere is copied before it is added to.
-local function inner_target(t)
+-- on without a copy and is still seen elsewhere is copied before it is added to; for a based op it is
+-- returned as the base of a new one.
+local function inner_target(t, based)
   local r = t.record
   local g = r.grad
   if not g then
@@ -121,6 +129,10 @@ local function inner_target(t)
     return r.grad, 0
   end
   if g.owners > 1 or C.pg_tensor_handles(g.raw) > 1 then
+    if based then
+      r.grad = Tensor.empty(t.shape, t.dtype):keep()
+      return r.grad, 0, g
+    end
     r.grad = g:clone():keep()
     g:release()
   end
@@ -136,25 +148,58 @@ local function passed(r, i, t, dy)
     return true
   end
   local target, add
-  if t.record then target, add = inner_target(t) else target, add = leaf_target(t) end
+  if t.record then target, add = inner_target(t) else target, add = leaf_target(t, true) end
   c.check(C.pg_axpby(target.raw, g:alive().raw, 1, add))
   if g ~= dy then g:release() end
   return true
 end
 
--- Gather what is wanted of record r into d, add; weights: which half of the inputs.
-local function targets(r, dy, weights, d, add)
-  local any = false
+local function is_weight(op, i) return op.weights and op.weights[i] or false end
+
+local function is_mixed(op, i)
+  if not op.mixed then return false end
+  if op.weights then return is_weight(op, i) end
+  return i > 1
+end
+
+-- Gather what is wanted of record r into d, add, base; weights: which half of the inputs.  Returns whether
+-- there is anything, and for leaves that get it later { [i] = { gradient, add } }.
+local function targets(r, dy, weights, d, add, base)
+  local any, later, op = false, nil, r.op
   for i = 1, r.count do
-    d[i] = nil
     local t = r.inputs[i]
-    local is_weight = r.op.weights and r.op.weights[i] or false
-    if t and is_weight == weights and wanted(t) and not passed(r, i, t, dy) then
-      if t.record then d[i], add[i] = inner_target(t) else d[i], add[i] = leaf_target(t) end
+    if t and is_weight(op, i) == weights and wanted(t) and not passed(r, i, t, dy) then
       any = true
+      if t.record then
+        d[i], add[i], base[i] = inner_target(t, op.based and i == 1)
+      else
+        local into, how
+        d[i], add[i], into, how = leaf_target(t, is_mixed(op, i))
+        if into then
+          later = later or {}
+          later[i] = { into, how }
+        end
+      end
     end
   end
-  return any
+  return any, later
+end
+
+-- One half of a record's rule, for what is wanted.
+local function apply(r, dy, weights)
+  local d, add, base = {}, {}, {}
+  local any, later = targets(r, dy, weights, d, add, base)
+  if not any and (weights or not r.op.always) then return end
+  local rule = weights and r.op.grad_weight or r.op.grad_input
+  rule(r, dy, d, add, base)
+  watch.gradients(r, d)
+  if base[1] then base[1]:release() end
+  for i = 1, later and r.count or 0 do
+    if later[i] then
+      c.check(C.pg_axpby(later[i][1].raw, d[i].raw, 1, later[i][2]))
+      d[i]:release()
+    end
+  end
 end
 
 local function leaf_used(t, uses, done)
@@ -177,21 +222,14 @@ end
 local function walk(r, uses, done, later)
   local dy = r.grad
   r.grad = nil
-  local d, add = {}, {}
   if dy then
-    if targets(r, dy, false, d, add) or r.op.always then
-      r.op.grad_input(r, dy, d, add)
-      watch.gradients(r, d)
-    end
+    apply(r, dy, false)
     if r.op.weights then
       if later then
         later[#later + 1] = { record = r, dy = dy }
         return
       end
-      if targets(r, dy, true, d, add) then
-        r.op.grad_weight(r, dy, d, add)
-        watch.gradients(r, d)
-      end
+      apply(r, dy, true)
     end
     dy:release()
   end
@@ -258,8 +296,7 @@ end
 function tape.finish(later, done)
   for i = 1, #later do
     local r, dy = later[i].record, later[i].dy
-    local d, add = {}, {}
-    if targets(r, dy, true, d, add) then r.op.grad_weight(r, dy, d, add) end
+    apply(r, dy, true)
     dy:release()
     leaves_done(r, later.uses, done)
     r:drop()

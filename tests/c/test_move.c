@@ -89,7 +89,6 @@ static void permute_halves(void **state) { /* two bytes: values as bits */
     for (int i = 0; i < 7500; i++) from[i] = (uint16_t)i;
     ok(pg_permute(y, x, (int32_t[]){1, 0}, 0));
     for (int i = 0; i < 7500; i++) assert_int_equal(to[i], from[i % 100 * 75 + i / 100]);
-    refuses(PG_EINVAL, "bf16 has no arithmetic", pg_permute(y, x, (int32_t[]){1, 0}, 1));
     pg_tensor_free(x), pg_tensor_free(y);
 }
 
@@ -102,7 +101,7 @@ static void refusals(void **state) {
     refuses(PG_ESHAPE, "from -1 along", pg_slice(y, x, 1, -1, 0));
     refuses(PG_ESHAPE, "no part of", pg_slice(y, x, 0, 0, 0));
     refuses(PG_ESHAPE, "dim 2 of [4,6] f32", pg_place(x, y, 2, 0, 0));
-    refuses(PG_ESHAPE, "must be floating", pg_slice(j, i, 1, 0, 1));
+    refuses(PG_ESHAPE, "must be f32, f64, bf16 or f16", pg_slice(j, i, 1, 0, 1));
     refuses(PG_ESHAPE, "slice: part is [4,2] f32, whole is [4,6] i32", pg_slice(y, i, 1, 0, 0));
     refuses(PG_EINVAL, "share memory", pg_slice(x, x, 1, 0, 0));
     refuses(PG_EINVAL, "order[1] is 0; each of 0 to 1", pg_permute(t, x, (int32_t[]){0, 0}, 0));

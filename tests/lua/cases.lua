@@ -76,15 +76,44 @@ add("layernorm", "", { { 2, 3, 13 }, { 13 }, { 13 } }, function(x, w, b) return 
 add("layernorm", "no_bias", { { 3, 13 }, { 13 } }, function(x, w) return pg.layernorm(x, w) end)
 add("layernorm", "plain", { { 3, 13 } }, function(x) return pg.layernorm(x) end)
 
+-- The sum goes on beside the norm, so that two gradients meet in it.
+local function of_sum(norm, ...)
+  local sum, y = norm(...)
+  return pg.mul(sum, y)
+end
+add("add_rmsnorm", "", { { 2, 3, 13 }, { 2, 3, 13 }, { 13 } },
+  function(x, r, w) return of_sum(pg.add_rmsnorm, x, r, w, 1e-5) end)
+add("add_rmsnorm", "plain", { { 3, 13 }, { 3, 13 } }, function(x, r) return select(2, pg.add_rmsnorm(x, r)) end)
+add("add_rmsnorm", "past", { { 3, 13 }, { 3, 13 }, { 13 } }, function(x, r, w)
+  local sum, y = pg.add_rmsnorm(pg.exp(x), pg.tanh(r), w)
+  return pg.add(sum, pg.tanh(y)) -- the sum's gradient is also that of the result
+end)
+add("add_rmsnorm", "itself", { { 3, 13 } }, function(x)
+  local y = pg.tanh(x)
+  return pg.add(pg.add_rmsnorm(y, y))
+end)
+add("add_layernorm", "", { { 2, 3, 13 }, { 2, 3, 13 }, { 13 }, { 13 } },
+  function(x, r, w, b) return of_sum(pg.add_layernorm, x, r, w, b, 1e-5) end)
+add("add_layernorm", "past", { { 3, 13 }, { 3, 13 }, { 13 }, { 13 } }, function(x, r, w, b)
+  local sum, y = pg.add_layernorm(pg.exp(x), pg.tanh(r), w, b)
+  return pg.add(sum, pg.tanh(y))
+end)
+
 add("rope_table", "", { { 1 } }, function(x) return (pg.rope_table(7, 6, 1000, x.dtype)) end, { still = true })
-local function rope(columns, heads, start)
+local function rope(columns, heads, start, o)
   return { { 2, 5, columns * 6 } }, function(x)
-    local cos, sin = pg.rope_table(5 + start, 6, 10000, x.dtype)
-    return pg.rope(x, cos, sin, heads, start)
+    local cos, sin = pg.rope_table(5 + start, 6, 10000, x.dtype == "f64" and "f64" or "f32")
+    return pg.rope(o and pg.scale(x, 2) or x, cos, sin, heads, start, o)
   end
 end
 add("rope", "all", rope(3, 3, 0))
 add("rope", "packed_late", rope(5, 3, 4))
+add("rope", "in_place", rope(5, 3, 4, { in_place = true }))
+add("rope", "shared_gradient", { { 2, 5, 12 } }, function(x)
+  local cos, sin = pg.rope_table(5, 6, 10000, x.dtype == "f64" and "f64" or "f32")
+  local y, z = pg.tanh(x), pg.exp(x)
+  return pg.scale(pg.add(pg.rope(y, cos, sin, 2), z), 2) -- z has rope's own gradient
+end)
 
 -- name, H, G, T, Tk, options; K = 6, B = 2
 local attention = {

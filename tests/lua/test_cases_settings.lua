@@ -81,7 +81,7 @@ function tests.test_random_numbers()
   refused("randn: unknown key sede, did you mean seed?", pg.randn, { 2 }, { sede = 3 })
   refused("rand: unknown key std", pg.rand, { 2 }, { std = 3 })
   refused("a key of random numbers is a text, got number", pg.randn, { 2 }, { key = 5 })
-  refused("it must be floating", pg.randn, { 2 }, { dtype = "i32" })
+  refused("it must be f32, f64, bf16 or f16", pg.randn, { 2 }, { dtype = "i32" })
 end
 
 -- The log of a script and the logarithm have one name.

@@ -15,7 +15,8 @@ local function refuses(op, name, f, text) bad[#bad + 1] = { op = op, name = name
 
 for _, op in ipairs { "relu", "silu", "gelu", "gelu_tanh", "tanh", "sigmoid", "exp", "log", "sqrt", "square", "neg",
   "abs" } do
-  refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end, op .. ": x is [2] i32; it must be floating")
+  refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end,
+    op .. ": x is [2] i32; it must be f32, f64, bf16 or f16")
 end
 local names = { maximum = "max", minimum = "min" }
 for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum" } do
@@ -27,7 +28,7 @@ for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum" } do
   refuses(op, "numbers", function() local _ = pg[op](1, 2) end, op .. ": a number and a number; give two tensors")
 end
 refuses("scale", "integers", function() local _ = pg.scale(ids { 1 }, 2) end,
-  "scale: axpby: x is [1] i32; it must be floating")
+  "scale: axpby: x is [1] i32; it must be f32, f64, bf16 or f16")
 refuses("cast", "dtype", function() local _ = pg.cast(t(3), "f31") end, "dtype f31 is unknown")
 refuses("dropout", "p", function() local _ = pg.dropout(t(3), 1) end, "dropout: p is 1, outside [0,1)")
 refuses("dropout", "integers", function() local _ = pg.dropout(ids { 1 }, 0.5) end, "dropout: x is [1] i32")
@@ -48,6 +49,16 @@ refuses("linear", "activation", function() local _ = pg.linear(t(3, 7), t(5, 7),
 refuses("rmsnorm", "width", function() local _ = pg.rmsnorm(t(3, 13), t(12)) end, "rmsnorm: w is [12] f32")
 refuses("rmsnorm", "scalar", function() local _ = pg.rmsnorm(t()) end, "norm: a scalar has no last dim")
 refuses("layernorm", "width", function() local _ = pg.layernorm(t(3, 13), t(13), t(14)) end, "layernorm: b is [14] f32")
+refuses("rmsnorm", "integers", function() local _ = pg.rmsnorm(ids { 1, 2 }) end,
+  "rmsnorm: x is [2] i32; it must be f32, f64, bf16 or f16")
+refuses("rmsnorm", "dtypes", function() local _ = pg.rmsnorm(t(3, 13):to "bf16", t(13)) end,
+  "rmsnorm: w is [13] f32, x is [3,13] bf16; their dtypes must be equal")
+refuses("add_rmsnorm", "shapes", function() local _ = pg.add_rmsnorm(t(3, 13), t(13), t(13)) end,
+  "add_rmsnorm: r is [13] f32, x is [3,13] f32; their shapes must be equal")
+refuses("add_rmsnorm", "width", function() local _ = pg.add_rmsnorm(t(3, 13), t(3, 13), t(12)) end,
+  "add_rmsnorm: w is [12] f32")
+refuses("add_layernorm", "dtypes", function() local _ = pg.add_layernorm(t(3, 13), t(3, 13):to "f64") end,
+  "add_layernorm: r is [3,13] f64, x is [3,13] f32; their dtypes must be equal")
 refuses("rope_table", "odd", function() local _ = pg.rope_table(8, 7) end, "rope: head width 7 is odd; it must be even")
 refuses("rope", "rows", function()
   local cos, sin = pg.rope_table(4, 6)
@@ -57,6 +68,19 @@ refuses("rope", "columns", function()
   local cos, sin = pg.rope_table(5, 6)
   local _ = pg.rope(t(1, 5, 12), cos, sin, 3)
 end, "rope: ")
+refuses("rope", "option", function()
+  local cos, sin = pg.rope_table(5, 6)
+  local _ = pg.rope(t(1, 5, 12), cos, sin, 2, 0, { inplace = true })
+end, "rope: unknown key inplace, did you mean in_place?")
+refuses("rope", "leaf", function()
+  local x, cos, sin = t(1, 5, 12), pg.rope_table(5, 6)
+  x.requires_grad = true
+  local _ = pg.rope(x, cos, sin, 2, 0, { in_place = true })
+end, "rope: x [1,5,12] f32 is a leaf that wants a gradient; in_place would change it")
+refuses("rope", "tables", function()
+  local cos, sin = pg.rope_table(5, 6, nil, "bf16")
+  local _ = pg.rope(t(1, 5, 12):to "bf16", cos, sin, 2)
+end, "rope: cos is [5,3] bf16; its dtype must be f32")
 refuses("attention", "heads", function() local _ = pg.attention(t(2, 5, 12), nil, nil, { heads = 4, kv_heads = 3 }) end,
   "attention: 4 heads and 3 kv_heads; kv_heads must divide heads")
 refuses("attention", "columns", function() local _ = pg.attention(t(2, 5, 13), nil, nil, { heads = 2 }) end,
@@ -198,6 +222,7 @@ function tests.test_tensors_from_tables()
   throws_here(function() local _ = pg.tensor { 1, { 2, 3 } } end, "tensor: rows of different depth")
   throws_here(function() local _ = pg.tensor { 1, "x" } end, "tensor: element 2 is string, not a number")
   throws_here(function() local _ = pg.tensor({ 256 }, "u8") end, "tensor: element 1 is 256, outside u8")
+  throws_here(function() local _ = pg.tensor({ -32769 }, "i16") end, "tensor: element 1 is -32769, outside i16")
   throws_here(function() local _ = pg.tensor({ 1.5 }, "i32") end, "tensor: element 1 is 1.5, not an integer")
   throws_here(function() local _ = pg.zeros({ 2 }, "f31") end, "dtype f31 is unknown")
   throws_here(function() local _ = pg.zeros { 2, -1 } end, "dim 2 is -1, below 0")
@@ -208,7 +233,7 @@ end
 function tests.test_reading_one_number()
   local x = pg.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
   equal(x:at(1, 2), 6)
-  for _, dtype in ipairs { "f64", "bf16", "f16", "i32", "i64", "u8" } do
+  for _, dtype in ipairs { "f64", "bf16", "f16", "i32", "i64", "u8", "i16" } do
     equal(x:to(dtype):totable(), { 1, 2, 3, 4, 5, 6 })
     equal(pg.tensor({ { 7 } }, dtype):item(), 7)
   end

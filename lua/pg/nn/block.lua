@@ -9,6 +9,8 @@ local tape = require "pg.tape"
 
 local block = {}
 
+local IN_PLACE = { in_place = true }
+
 --- Attention{ width=, heads=, kv_heads=heads, head_width=width/heads, causal=true, bias=false, rope=nil,
 -- out_std=std, std=0.02, dropout=0, name=, names={ q, k, v, out } or { qkv, out } }.
 -- q, k, v are one product.  rope: an object with tables(T) -> cos, sin, or nil for none.
@@ -38,8 +40,8 @@ end
 function block.Attention:forward(x)
   local qkv = self.qkv(x)
   if self.rope then
-    local cos, sin = self.rope:tables(x.shape[2], x.dtype)
-    qkv = attention.rope(qkv, cos, sin, self.heads + self.groups)
+    local cos, sin = self.rope:tables(x.shape[2], x.dtype == "f64" and "f64" or "f32")
+    qkv = attention.rope(qkv, cos, sin, self.heads + self.groups, 0, IN_PLACE)
   end
   local o, context = self.options, tape.context
   if self.dropout > 0 and context.training then

@@ -17,16 +17,29 @@ function ops.rope_table(positions, width, theta, dtype)
   return cos, sin
 end
 
-local ROPE = { name = "rope", grad_input = function(r, dy, d, add)
+local function turn_back(r, dx, dy, add)
   local s, a = r.saved, r.a
-  c.check(C.pg_rope(d[1].raw, dy.raw, s[1].raw, s[2].raw, a.heads, a.start, -1, add[1]))
-end }
+  c.check(C.pg_rope(dx.raw, dy.raw, s[1].raw, s[2].raw, a.heads, a.start, -1, add))
+end
 
---- rope(x, cos, sin, heads, start) -> y like x.  x [B,T,C]; the first `heads` heads of each row turn
--- (half-split, as Hugging Face), the other columns are copied.  Row t uses line start + t.
--- Su et al. 2021.
-function ops.rope(x, cos, sin, heads, start)
-  local y = Tensor.like(x)
+local ROPE = { name = "rope",
+  pass = function(r, _, dy) -- in its own place, unless somebody else reads it
+    if dy.owners > 1 or C.pg_tensor_handles(dy.raw) > 1 then return nil end
+    turn_back(r, dy, dy, 0)
+    return dy
+  end,
+  grad_input = function(r, dy, d, add) turn_back(r, d[1], dy, add[1]) end }
+
+--- rope(x, cos, sin, heads, start, o) -> y like x.  x [B,T,C]; the first `heads` heads of each row turn
+-- (half-split, as Hugging Face), the other columns are copied.  Row t uses line start + t; cos and sin are
+-- f32 beside bf16 and f16.  o.in_place = true: y takes x's own memory; nobody may read x any more, not the
+-- gradient of the op that made it either.  Su et al. 2021.
+function ops.rope(x, cos, sin, heads, start, o)
+  local in_place = o and c.keys(o, { "in_place" }, "rope").in_place
+  if in_place and x.requires_grad and not x.record then
+    c.fail("rope: x %s is a leaf that wants a gradient; in_place would change it, leave it out", x:describe())
+  end
+  local y = in_place and x:detach() or Tensor.like(x)
   done("rope", C.pg_rope(y.raw, x:alive().raw, cos:alive().raw, sin:alive().raw, heads, start or 0, 1, 0), y)
   if tape.wants(x) then
     tape.record(ROPE, { x }, 1, { cos, sin }, 2, y, { heads = heads, start = start or 0 })

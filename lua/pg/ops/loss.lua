@@ -24,7 +24,7 @@ end
 --- softmax(x), log_softmax(x) -> y like x, over the last dim.
 ops.softmax, ops.log_softmax = softmax("softmax", 0), softmax("log_softmax", 1)
 
-local EMBEDDING = { name = "embedding", weights = { [1] = true },
+local EMBEDDING = { name = "embedding", weights = { [1] = true }, mixed = true,
   grad_input = function() end,
   grad_weight = function(r, dy, d, add)
     c.check(C.pg_embedding_grad(d[1].raw, dy.raw, r.saved[1].raw, add[1]))

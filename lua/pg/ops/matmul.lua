@@ -73,7 +73,7 @@ local function before_epilogue(r, dy)
 end
 
 -- Linear keeps weights as [out,in] (PyTorch, Hugging Face): y = x w^T + bias.
-local LINEAR = { name = "linear", weights = { [2] = true, [3] = true },
+local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = true,
   grad_input = function(r, dy, d, add)
     if not d[1] then return end
     product(d[1], before_epilogue(r, dy), r.saved[2], false, false, add[1])

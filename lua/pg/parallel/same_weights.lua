@@ -7,7 +7,7 @@ local C = c.C
 local same_weights = {}
 
 -- A hash of a tensor's bytes as two numbers that a double holds exactly.
-local sizes = { f32 = 4, f64 = 8, i32 = 4, i64 = 8, u8 = 1, bf16 = 4, f16 = 4 } -- of t:buffer()
+local sizes = { f32 = 4, f64 = 8, i32 = 4, i64 = 8, u8 = 1, i16 = 2, bf16 = 4, f16 = 4 } -- of t:buffer()
 local function hash(t)
   local buffer, n = t:buffer()
   local h = C.pg_hash(buffer, n * sizes[t.dtype], 0)

@@ -105,6 +105,12 @@ int cpu_cross_entropy_grad(void *dlogits, const void *dloss, int per_row, const 
                            const void *targets, const void *lse, const void *out, int64_t n,
                            int64_t v, int64_t first, int64_t valid, int64_t ignore,
                            const double *step, int add, int dtype, int dtype_ids, pg_stream s);
+int cpu_vocab_stats(void *stats, const void *logits, const void *targets, int64_t n, int64_t v,
+                    int64_t first, int64_t valid, int64_t ignore, int dtype, int dtype_ids,
+                    pg_stream s);
+int cpu_vocab_loss(void *out, void *rows, void *lse, const void *parts, const void *targets,
+                   int64_t r, int64_t n, int64_t ignore, const double *step, void *scratch,
+                   int dtype, int dtype_ids, pg_stream s);
 int64_t cpu_sample_scratch(int64_t n, int64_t v);
 int cpu_sample(int32_t *ids, const void *logits, int64_t n, int64_t v, double temperature,
                int64_t top_k, double top_p, uint64_t seed, uint64_t key, int64_t first,

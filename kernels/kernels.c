@@ -215,6 +215,14 @@ static int half_cross_entropy_grad(void *dlogits, const void *dloss, int per_row
             READ(logits, n * v), UPDATE(dlogits, n * v, add));
 }
 
+static int half_vocab_stats(void *stats, const void *logits, const void *targets, int64_t n,
+                            int64_t v, int64_t first, int64_t valid, int64_t ignore, int dtype,
+                            int dtype_ids, pg_stream s) {
+    WIDENED(
+        cpu_vocab_stats(stats, logits, targets, n, v, first, valid, ignore, dtype, dtype_ids, s),
+        READ(logits, n * v));
+}
+
 static int half_sample(int32_t *ids, const void *logits, int64_t n, int64_t v, double temperature,
                        int64_t top_k, double top_p, uint64_t seed, uint64_t key, int64_t first,
                        void *scratch, int dtype, pg_stream s) {
@@ -304,6 +312,8 @@ static const pg_kernels table = {
     .cross_entropy_scratch = cpu_cross_entropy_scratch,
     .cross_entropy = half_cross_entropy,
     .cross_entropy_grad = half_cross_entropy_grad,
+    .vocab_stats = half_vocab_stats,
+    .vocab_loss = cpu_vocab_loss,
     .sample_scratch = cpu_sample_scratch,
     .sample = half_sample,
     .argmax = half_argmax,

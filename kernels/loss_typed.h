@@ -104,7 +104,19 @@ static void N(softmax_grad)(REAL *dx, const REAL *dy, const REAL *y, int64_t n, 
     }
 }
 
-/* loss[i] of each row into scratch, then their sum in the order of the rows. */
+/* out from the loss of each row, in the order of the rows. */
+static void N(mean_loss)(REAL *out, const double *loss, const void *targets, int64_t n,
+                          int64_t ignore, const double *step, int dtype_ids) {
+    double sum = 0;
+    int64_t valid = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += loss[i];
+        valid += id_at(targets, i, dtype_ids) != ignore;
+    }
+    out[0] = (REAL)(step ? sum * step[PG_STEP_INV_TOKENS] : valid ? sum / (double)valid : 0);
+    out[1] = (REAL)valid;
+}
+
 static void N(cross_entropy)(REAL *out, REAL *rows, REAL *lse, const REAL *logits,
                               const void *targets, int64_t n, int64_t v, int64_t ignore,
                               const double *step, double *loss, int dtype_ids) {
@@ -122,14 +134,51 @@ static void N(cross_entropy)(REAL *out, REAL *rows, REAL *lse, const REAL *logit
         }
         if (rows) rows[i] = (REAL)loss[i];
     }
-    double sum = 0;
-    int64_t valid = 0;
+    N(mean_loss)(out, loss, targets, n, ignore, step, dtype_ids);
+}
+
+/* Both numbers of an ignored row are 0. */
+static void N(vocab_stats)(REAL *stats, const REAL *logits, const void *targets, int64_t n,
+                            int64_t v, int64_t first, int64_t valid, int64_t ignore,
+                            int dtype_ids) {
+#pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
-        sum += loss[i];
-        valid += id_at(targets, i, dtype_ids) != ignore;
+        int64_t target = id_at(targets, i, dtype_ids);
+        const REAL *row = logits + i * v;
+        REAL lse = 0, at_target = 0;
+        if (target != ignore) {
+            REAL m = N(row_max)(row, valid), shift = m > -INFINITY ? m : 0; /* nothing: log(0) */
+            lse = (REAL)((double)shift + log(N(row_sum_exp)(row, valid, shift)));
+            if (target >= first && target - first < valid) at_target = row[target - first];
+        }
+        stats[i] = lse;
+        stats[n + i] = at_target;
     }
-    out[0] = (REAL)(step ? sum * step[PG_STEP_INV_TOKENS] : valid ? sum / (double)valid : 0);
-    out[1] = (REAL)valid;
+}
+
+/* Of row i of parts [r,2,n]: the log of the sum of all exponentials, and the target's logit. */
+static double N(join_parts)(const REAL *parts, int64_t r, int64_t n, int64_t i, double *logit) {
+    double m = -INFINITY, sum = 0;
+    *logit = 0;
+    for (int64_t k = 0; k < r; k++) {
+        m = fmax(m, (double)parts[2 * k * n + i]);
+        *logit += (double)parts[(2 * k + 1) * n + i];
+    }
+    for (int64_t k = 0; k < r; k++) sum += exp((double)parts[2 * k * n + i] - m);
+    return m + log(sum);
+}
+
+static void N(vocab_loss)(REAL *out, REAL *rows, REAL *lse, const REAL *parts,
+                           const void *targets, int64_t r, int64_t n, int64_t ignore,
+                           const double *step, double *loss, int dtype_ids) {
+    for (int64_t i = 0; i < n; i++) {
+        double all = 0, logit = 0;
+        if (id_at(targets, i, dtype_ids) != ignore) all = N(join_parts)(parts, r, n, i, &logit);
+        loss[i] = all - logit;
+        lse[i] = (REAL)all;
+        if (rows) rows[i] = (REAL)loss[i];
+    }
+    N(mean_loss)(out, loss, targets, n, ignore, step, dtype_ids);
 }
 
 PG_CLONES static void N(cross_entropy_grad_row)(REAL *dx, const REAL *x, int64_t v, REAL shift,
@@ -145,8 +194,9 @@ PG_CLONES static void N(cross_entropy_grad_row)(REAL *dx, const REAL *x, int64_t
 
 static void N(cross_entropy_grad)(REAL *dlogits, const REAL *dloss, int per_row,
                                    const REAL *logits, const void *targets, const REAL *lse,
-                                   const REAL *out, int64_t n, int64_t v, int64_t ignore,
-                                   const double *step, int add, int dtype_ids) {
+                                   const REAL *out, int64_t n, int64_t v, int64_t first,
+                                   int64_t valid, int64_t ignore, const double *step, int add,
+                                   int dtype_ids) {
     double mean = 1;
     if (!per_row) {
         mean = step ? step[PG_STEP_INV_TOKENS] : out[1] > 0 ? 1 / (double)out[1] : 0;
@@ -155,13 +205,11 @@ static void N(cross_entropy_grad)(REAL *dlogits, const REAL *dloss, int per_row,
 #pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
         int64_t target = id_at(targets, i, dtype_ids);
+        int64_t used = target == ignore ? 0 : valid; /* the others have gradient 0 */
         REAL *row = dlogits + i * v;
-        if (target == ignore) {
-            if (!add) memset(row, 0, (size_t)v * sizeof *row);
-            continue;
-        }
         REAL factor = (REAL)(per_row ? (double)dloss[i] : mean);
-        N(cross_entropy_grad_row)(row, logits + i * v, v, lse[i], factor, add);
-        row[target] -= factor;
+        N(cross_entropy_grad_row)(row, logits + i * v, used, lse[i], factor, add);
+        if (target >= first && target - first < used) row[target - first] -= factor;
+        if (!add) memset(row + used, 0, (size_t)(v - used) * sizeof *row);
     }
 }

@@ -12,6 +12,7 @@ local schema = {
   tied    = { "boolean", true, "the head is the embedding" },
   eps     = { "number", 1e-5, "of the norms", low = 0 },
   std     = { "number", 0.02, "of initial weights", low = 0 },
+  head_chunk = { "integer", nil, "rows of logits at a time in the loss; 0: all; default: all up to 1 GiB", low = 0 },
 }
 
 local sizes = {
@@ -56,7 +57,8 @@ function GPT2:init(s)
   local items = { { "", embed, "embedding" } }
   for i = 0, s.blocks - 1 do items[#items + 1] = { "h." .. i, block(s, i) } end
   items[#items + 1] = { "", nn.Head { norm = { "ln_f", nn.LayerNorm { width = s.width, eps = s.eps } }, width = s.width,
-                                      vocab = s.vocab, std = s.std, tied = s.tied and embed.tokens or nil }, "head" }
+                                      vocab = s.vocab, std = s.std, tied = s.tied and embed.tokens or nil,
+                                      chunk = s.head_chunk }, "head" }
   self.layers = self:add("", nn.Sequential(items))
 end
 

@@ -14,6 +14,7 @@ local schema = {
   theta    = { "number", 10000, "base of the rotary angles" },
   eps      = { "number", 1e-5, "of the norms", low = 0 },
   std      = { "number", 0.02, "of initial weights", low = 0 },
+  head_chunk = { "integer", nil, "rows of logits at a time in the loss; 0: all; default: all up to 1 GiB", low = 0 },
 }
 
 local sizes = {
@@ -44,7 +45,7 @@ function Llama:init(s)
   for i = 0, s.blocks - 1 do items[#items + 1] = { "model.layers." .. i, block(s, i, rope) } end
   local norm = nn.RMSNorm { width = s.width, eps = s.eps }
   items[#items + 1] = { "", nn.Head { norm = { "model.norm", norm }, width = s.width, vocab = s.vocab, std = s.std,
-                                      tied = s.tied and embedding or nil }, "head" }
+                                      tied = s.tied and embedding or nil, chunk = s.head_chunk }, "head" }
   self.layers = self:add("", nn.Sequential(items))
 end
 

@@ -244,7 +244,7 @@ int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_t
 /* The same loss where the vocabulary of V ids is cut over R ranks: this one's logits [..,Vl] are those of
  * ids [first, first + valid), columns from valid on are padding.  Targets are ids of the whole.
  * stats [2,N] (f32, or f64): the log of the sum of exponentials over this rank's columns (-inf where it
- * has none), and the target's logit where it is here, else 0. */
+ * has none), and the target's logit where it is here, else 0.  Both are 0 for an ignored row. */
 int pg_vocab_stats(pg_tensor *stats, const pg_tensor *logits, const pg_tensor *targets, int64_t first,
                    int64_t valid, int64_t vocab, int64_t ignore);
 /* parts [R,2,N]: the stats of all ranks.  out, rows, lse as in pg_cross_entropy. */

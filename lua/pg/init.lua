@@ -15,7 +15,7 @@ local fields = {
   nonfinite = { "pg.watch", "nonfinite" }, randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }
 
-local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "reduce", "custom", "comm" }
+local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "vocab", "reduce", "custom", "comm" }
 
 -- Tensors and all ops come together: ops become methods of tensors.
 local function load_tensors()

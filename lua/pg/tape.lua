@@ -6,8 +6,10 @@
 --          mixed = true, based = true (below) }
 -- A rule is told for each input i what is wanted: d[i] == nil nothing; else write there (add[i] = 0)
 -- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
--- than grad_input (zero-bubble pipelines).  pass gives a gradient that needs no computing (a view of
--- dy or dy itself), or nil.  Saved tensors are owned by the record until it has been walked.
+-- than grad_input (zero-bubble pipelines).  Where the attribute in_place is i, nobody reads the numbers of
+-- input i again, and its gradient may be written over them: d[i] is then the input itself.  pass gives
+-- a gradient that needs no computing (a view of dy or dy itself), or nil.  Saved tensors are owned by the
+-- record until it has been walked.
 -- A leaf's gradient may have another dtype than the leaf (leaf.grad_dtype: f32 beside bf16).  A mixed op
 -- writes such gradients of its weights (the inputs marked so; where none is, all but the first) itself; for
 -- others they are made in the leaf's dtype and then added.  A based op is f(r, dy, d, add, base): where
@@ -118,14 +120,14 @@ local function leaf_target(t, mixed)
   return Tensor.empty(t.shape, t.dtype), 0, t.grad, add
 end
 
--- Where the gradient of an intermediate tensor goes.  The record is its only owner; one that was passed
--- on without a copy and is still seen elsewhere is copied before it is added to; for a based op it is
--- returned as the base of a new one.
-local function inner_target(t, based)
+-- Where the gradient of an intermediate tensor goes; in_place: over the tensor itself.  The record is its
+-- only owner; one that was passed on without a copy and is still seen elsewhere is copied before it is
+-- added to; for a based op it is returned as the base of a new one.
+local function inner_target(t, based, in_place)
   local r = t.record
   local g = r.grad
   if not g then
-    r.grad = Tensor.empty(t.shape, t.dtype):keep()
+    r.grad = in_place and t:retain() or Tensor.empty(t.shape, t.dtype):keep()
     return r.grad, 0
   end
   if g.owners > 1 or C.pg_tensor_handles(g.raw) > 1 then
@@ -166,12 +168,13 @@ end
 -- there is anything, and for leaves that get it later { [i] = { gradient, add } }.
 local function targets(r, dy, weights, d, add, base)
   local any, later, op = false, nil, r.op
+  local in_place = r.a and r.a.in_place
   for i = 1, r.count do
     local t = r.inputs[i]
     if t and is_weight(op, i) == weights and wanted(t) and not passed(r, i, t, dy) then
       any = true
       if t.record then
-        d[i], add[i], base[i] = inner_target(t, op.based and i == 1)
+        d[i], add[i], base[i] = inner_target(t, op.based and i == 1, in_place == i)
       else
         local into, how
         d[i], add[i], into, how = leaf_target(t, is_mixed(op, i))

@@ -63,33 +63,134 @@ int pg_cross_entropy(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_t
                                      b->stream);
 }
 
+/* What the gradients ask of their arguments.  per_row: whether dloss is of the rows. */
+static int grad_shapes(const char *op, const pg_tensor *dlogits, const pg_tensor *dloss,
+                       const pg_tensor *logits, const pg_tensor *targets, const pg_tensor *lse,
+                       const pg_tensor *out, const pg_tensor *step, int add, int *per_row) {
+    PG_TRY(loss_shapes(op, logits, targets, step));
+    int64_t n = rows_of(logits);
+    PG_LIKE(op, dlogits, logits);
+    PG_KEPT(op, lse, logits, n);
+    if (out) PG_KEPT(op, out, logits, 2);
+    *per_row = dloss->count == n && (n != 1 || !out);
+    if (!*per_row && dloss->count != 1)
+        return pg_fail(PG_ESHAPE,
+                       "%s: dloss is %s, logits are %s; dloss must hold one number or one for "
+                       "each row",
+                       op, pg_shape_text(dloss), pg_shape_text(logits));
+    PG_HAS_DTYPE(op, dloss, kept_dtype(logits));
+    if (!*per_row && !step && !out)
+        return pg_fail(PG_EINVAL,
+                       "%s: out is missing (nil); without a step block the mean needs its count "
+                       "of valid rows",
+                       op);
+    if (add) PG_APART(op, dlogits, logits);
+    else PG_IN_PLACE(op, dlogits, logits);
+    return PG_OK;
+}
+
 int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
                           const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out,
                           int64_t ignore, const pg_tensor *step, int add) {
     PG_POLL();
     PG_GIVEN("cross_entropy_grad", dlogits, dloss, logits, targets, lse);
-    PG_TRY(loss_shapes("cross_entropy_grad", logits, targets, step));
-    int64_t n = rows_of(logits), v = pg_last_dim(logits);
-    PG_LIKE("cross_entropy_grad", dlogits, logits);
-    PG_KEPT("cross_entropy_grad", lse, logits, n);
-    if (out) PG_KEPT("cross_entropy_grad", out, logits, 2);
-    int per_row = dloss->count == n && (n != 1 || !out);
-    if (!per_row && dloss->count != 1)
-        return pg_fail(PG_ESHAPE,
-                       "cross_entropy_grad: dloss is %s, logits are %s; dloss must hold one "
-                       "number or one for each row",
-                       pg_shape_text(dloss), pg_shape_text(logits));
-    PG_HAS_DTYPE("cross_entropy_grad", dloss, kept_dtype(logits));
-    if (!per_row && !step && !out)
-        return pg_fail(PG_EINVAL,
-                       "cross_entropy_grad: out is missing (nil); without a step block the "
-                       "mean needs its count of valid rows");
-    if (add) PG_APART("cross_entropy_grad", dlogits, logits);
-    else PG_IN_PLACE("cross_entropy_grad", dlogits, logits);
+    int per_row = 0;
+    PG_TRY(grad_shapes("cross_entropy_grad", dlogits, dloss, logits, targets, lse, out, step, add,
+                       &per_row));
     PG_OPEN(b, "cross_entropy_grad", dlogits, dloss, logits, targets, lse, out, step);
+    int64_t n = rows_of(logits), v = pg_last_dim(logits);
     PG_TRY(pg_ids_check(b, "cross_entropy_grad", "target", targets, v, &ignore));
     return b->kernels->cross_entropy_grad(
         pg_tensor_at(dlogits), pg_tensor_at(dloss), per_row, pg_tensor_at(logits),
         pg_tensor_peek(targets), pg_tensor_at(lse), at_or_null(out), n, v, 0, v, ignore,
         at_or_null(step), add, logits->dtype, targets->dtype, b->stream);
+}
+
+/* ---- a part of the vocabulary ---- */
+/* The first `valid` columns of logits are the ids from `first` on. */
+static int part_of_vocabulary(const char *op, const pg_tensor *logits, int64_t first,
+                              int64_t valid) {
+    if (first < 0)
+        return pg_fail(PG_EINVAL, "%s: first is %lld; the part's first id must be 0 or above", op,
+                       (long long)first);
+    if (valid < 0 || valid > pg_last_dim(logits))
+        return pg_fail(PG_EINVAL, "%s: valid is %lld, logits are %s; it must lie in [0,%lld]", op,
+                       (long long)valid, pg_shape_text(logits), (long long)pg_last_dim(logits));
+    return PG_OK;
+}
+
+int pg_vocab_stats(pg_tensor *stats, const pg_tensor *logits, const pg_tensor *targets,
+                   int64_t first, int64_t valid, int64_t vocab, int64_t ignore) {
+    PG_POLL();
+    PG_GIVEN("vocab_stats", stats, logits, targets);
+    PG_TRY(loss_shapes("vocab_stats", logits, targets, NULL));
+    int64_t n = rows_of(logits), v = pg_last_dim(logits);
+    PG_KEPT("vocab_stats", stats, logits, 2 * n);
+    PG_TRY(part_of_vocabulary("vocab_stats", logits, first, valid));
+    if (vocab < valid || first > vocab - valid)
+        return pg_fail(PG_EINVAL,
+                       "vocab_stats: the ids from %lld on, %lld of them, reach past the "
+                       "vocabulary [0,%lld)",
+                       (long long)first, (long long)valid, (long long)vocab);
+    PG_APART("vocab_stats", stats, logits);
+    PG_OPEN(b, "vocab_stats", stats, logits, targets);
+    PG_TRY(pg_ids_check(b, "vocab_stats", "target", targets, vocab, &ignore));
+    return b->kernels->vocab_stats(pg_tensor_at(stats), pg_tensor_at(logits),
+                                   pg_tensor_peek(targets), n, v, first, valid, ignore,
+                                   logits->dtype, targets->dtype, b->stream);
+}
+
+/* parts [R,2,N] and what comes of them. */
+static int parts_shapes(const pg_tensor *out, const pg_tensor *rows, const pg_tensor *lse,
+                        const pg_tensor *parts, const pg_tensor *targets, const pg_tensor *step) {
+    PG_TRY(pg_ids_dtype("vocab_loss", "target", targets));
+    PG_TRY(pg_check_step("vocab_loss", step));
+    int64_t n = targets->count;
+    if (parts->dtype != PG_F32 && parts->dtype != PG_F64)
+        return pg_fail(PG_ESHAPE, "vocab_loss: parts are %s; they must be f32 or f64",
+                       pg_shape_text(parts));
+    if (parts->ndim != 3 || parts->dims[0] < 1 || parts->dims[1] != 2 || parts->dims[2] != n)
+        return pg_fail(PG_ESHAPE,
+                       "vocab_loss: parts are %s, targets are %s; parts must be [R,2,N] with a "
+                       "target for each of the N rows",
+                       pg_shape_text(parts), pg_shape_text(targets));
+    PG_KEPT("vocab_loss", out, parts, 2);
+    PG_KEPT("vocab_loss", lse, parts, n);
+    if (rows) PG_KEPT("vocab_loss", rows, parts, n);
+    return PG_OK;
+}
+
+int pg_vocab_loss(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_tensor *parts,
+                  const pg_tensor *targets, int64_t ignore, const pg_tensor *step) {
+    PG_POLL();
+    PG_GIVEN("vocab_loss", out, lse, parts, targets);
+    PG_TRY(parts_shapes(out, rows, lse, parts, targets, step));
+    PG_APART("vocab_loss", lse, parts);
+    if (rows) PG_APART("vocab_loss", rows, parts);
+    PG_OPEN(b, "vocab_loss", out, rows, lse, parts, targets, step);
+    int64_t r = parts->dims[0], n = targets->count;
+    void *scratch;
+    PG_TRY(take_scratch(&scratch, "vocab_loss", b->kernels->cross_entropy_scratch(n)));
+    return b->kernels->vocab_loss(pg_tensor_at(out), at_or_null(rows), pg_tensor_at(lse),
+                                  pg_tensor_at(parts), pg_tensor_peek(targets), r, n, ignore,
+                                  at_or_null(step), scratch, parts->dtype, targets->dtype,
+                                  b->stream);
+}
+
+/* Targets need no look: one outside this part only misses its column. */
+int pg_vocab_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
+                  const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out,
+                  int64_t first, int64_t valid, int64_t ignore, const pg_tensor *step, int add) {
+    PG_POLL();
+    PG_GIVEN("vocab_grad", dlogits, dloss, logits, targets, lse);
+    int per_row = 0;
+    PG_TRY(
+        grad_shapes("vocab_grad", dlogits, dloss, logits, targets, lse, out, step, add, &per_row));
+    PG_TRY(part_of_vocabulary("vocab_grad", logits, first, valid));
+    PG_OPEN(b, "vocab_grad", dlogits, dloss, logits, targets, lse, out, step);
+    return b->kernels->cross_entropy_grad(
+        pg_tensor_at(dlogits), pg_tensor_at(dloss), per_row, pg_tensor_at(logits),
+        pg_tensor_peek(targets), pg_tensor_at(lse), at_or_null(out), rows_of(logits),
+        pg_last_dim(logits), first, valid, ignore, at_or_null(step), add, logits->dtype,
+        targets->dtype, b->stream);
 }

@@ -240,6 +240,101 @@ static void loss_of_no_rows(void **state) {
     same(out);
 }
 
+/* ---- a part of the vocabulary ---- */
+/* Logits [n,v] whose columns from valid on are NaN. */
+static twin_array padded_logits(int64_t n, int64_t v, int64_t valid, int dtype) {
+    double *from = twin_doubles(n * v);
+    for (int64_t i = 0; i < n * v; i++) from[i] = i % v < valid ? draw(-9, 9) : (double)NAN;
+    twin_array x = input_of(from, n * v, dtype);
+    free(from);
+    return x;
+}
+
+static void check_part(int dtype) {
+    int64_t vocab = some_vocabulary(), valid = draw_int(1, vocab), v = valid + draw_int(0, 40);
+    int64_t first = draw_int(0, vocab - valid), n = valid > 9999 ? draw_int(1, 6) : draw_size(60);
+    int kept = real_dtype(dtype), ids_dtype = some_id_dtype(), add = (int)draw_int(0, 1);
+    twin_array x = padded_logits(n, v, valid, dtype), stats = output(2 * n, kept, 0);
+    twin_array targets = some_ids(n, vocab, ids_dtype, 0.2), dloss = input(n, kept);
+    twin_array lse = input_in(n, kept, 8, 12), dx = output(n * v, dtype, add);
+    void *ids = host_ids(&targets);
+    ok(twins.cpu->vocab_stats(stats.host, x.host, ids, n, v, first, valid, IGNORE, PG_F64,
+                              ids_dtype, NULL));
+    ok(twins.cuda->vocab_stats(stats.device, x.device, targets.device, n, v, first, valid, IGNORE,
+                               dtype, ids_dtype, twins.stream));
+    near(stats, bound(kept));
+    for (int in_place = 0; in_place < 2; in_place++) {
+        twin_array *to = in_place ? &x : &dx;
+        ok(twins.cpu->cross_entropy_grad(to->host, dloss.host, 1, x.host, ids, lse.host, NULL, n, v,
+                                         first, valid, IGNORE, NULL, in_place ? 0 : add, PG_F64,
+                                         ids_dtype, NULL));
+        ok(twins.cuda->cross_entropy_grad(to->device, dloss.device, 1, x.device, targets.device,
+                                          lse.device, NULL, n, v, first, valid, IGNORE, NULL,
+                                          in_place ? 0 : add, dtype, ids_dtype, twins.stream));
+        near(*to, bound_gradient(dtype));
+    }
+    free(ids);
+}
+static void part_of_a_vocabulary(void **state) {
+    (void)state;
+    need_gpu();
+    for_shapes(check_part);
+}
+
+/* A part that is padding alone, among ids that others hold. */
+static void part_of_padding(void **state) {
+    (void)state;
+    need_gpu();
+    for (int i = 0; i < 4; i++) {
+        int64_t n = 50, v = 70;
+        int dtype = floating[i], kept = real_dtype(dtype);
+        twin_array x = padded_logits(n, v, 0, dtype), stats = output(2 * n, kept, 0);
+        twin_array targets = some_ids(n, 9, PG_I32, 0.2), lse = input(n, kept);
+        twin_array one = input(1, kept), out = input_in(2, kept, 1, 2);
+        ok(twins.cuda->vocab_stats(stats.device, x.device, targets.device, n, v, 9, 0, IGNORE,
+                                   dtype, PG_I32, twins.stream));
+        double *got = device_numbers(&stats, "stats");
+        for (int64_t j = 0; j < n; j++) {
+            assert_true(got[j] == ((int64_t)targets.host[j] == IGNORE ? 0 : -INFINITY));
+            assert_true(got[n + j] == 0);
+        }
+        free(got);
+        ok(twins.cuda->cross_entropy_grad(x.device, one.device, 0, x.device, targets.device,
+                                          lse.device, out.device, n, v, 9, 0, IGNORE, NULL, 0,
+                                          dtype, PG_I32, twins.stream));
+        memset(x.host, 0, (size_t)(n * v) * sizeof *x.host);
+        same(x);
+        twins_free();
+    }
+}
+
+static void parts_joined(void **state) {
+    (void)state;
+    need_gpu();
+    for (int i = 0; i < 20; i++) {
+        int64_t r = draw_int(1, 9), n = draw_size(3000), empty = draw_int(0, r);
+        int kept = draw_int(0, 1) ? PG_F32 : PG_F64, ids_dtype = some_id_dtype();
+        double *from = twin_doubles(r * 2 * n);
+        for (int64_t j = 0; j < r * 2 * n; j++) /* one part, at most, is of padding */
+            from[j] = r > 1 && j / n == 2 * empty ? -(double)INFINITY : draw(3, 20);
+        twin_array parts = input_of(from, r * 2 * n, kept), out = output(2, kept, 0);
+        twin_array targets = some_ids(n, 99, ids_dtype, 0.2);
+        twin_array rows = output(n, kept, 0), lse = output(n, kept, 0);
+        void *ids = host_ids(&targets);
+        double *loss = twin_doubles(n);
+        ok(twins.cpu->vocab_loss(out.host, rows.host, lse.host, parts.host, ids, r, n, IGNORE, NULL,
+                                 loss, PG_F64, ids_dtype, NULL));
+        ok(twins.cuda->vocab_loss(
+            out.device, rows.device, lse.device, parts.device, targets.device, r, n, IGNORE, NULL,
+            scratch_of(twins.cuda->cross_entropy_scratch(n)), kept, ids_dtype, twins.stream));
+        near(out, bound(kept));
+        near(rows, bound(kept));
+        near(lse, bound(kept));
+        free(from), free(ids), free(loss);
+        twins_free();
+    }
+}
+
 /* ---- sampling ---- */
 static void check_argmax(int dtype) {
     int64_t v = some_vocabulary(), n = draw_int(1, 9);
@@ -289,11 +384,19 @@ static void sample(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        twin_test(swiglu),        twin_test(rope),
-        twin_test(embedding),     twin_test(ids_outside),
-        twin_test(softmax),       twin_test(masked_logits),
-        twin_test(cross_entropy), twin_test(loss_of_no_rows),
-        twin_test(argmax),        twin_test(sample),
+        twin_test(swiglu),
+        twin_test(rope),
+        twin_test(embedding),
+        twin_test(ids_outside),
+        twin_test(softmax),
+        twin_test(masked_logits),
+        twin_test(cross_entropy),
+        twin_test(loss_of_no_rows),
+        twin_test(part_of_a_vocabulary),
+        twin_test(part_of_padding),
+        twin_test(parts_joined),
+        twin_test(argmax),
+        twin_test(sample),
     };
     return cmocka_run_group_tests(tests, twins_open, NULL);
 }

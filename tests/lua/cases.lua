@@ -169,7 +169,62 @@ add("cross_entropy", "none", { { 2, 3, 11 } }, loss("none", targets, "i32"))
 add("cross_entropy", "step", { { 2, 3, 11 } }, loss("mean", targets, "i32", true))
 add("cross_entropy", "one_row", { { 1, 11 } }, loss("none", { 4 }, "i32"))
 add("cross_entropy", "one_row_step", { { 1, 11 } }, loss("none", { 4 }, "i32", true))
+add("cross_entropy", "in_place", { { 2, 3, 11 } }, function(x) -- over an intermediate tensor; beside another use
+  local y = pg.tanh(x)
+  local z = pg.scale(y, 3)
+  local losses = pg.cross_entropy(z, pg.tensor(targets, "i32"), { in_place = true })
+  return pg.add(losses, pg.cast(pg.sum(y), losses.dtype))
+end)
+add("cross_entropy", "in_place_leaf", { { 2, 3, 11 } }, function(x)
+  return (pg.cross_entropy(x, pg.tensor(targets, "i32"), { in_place = true }))
+end)
 add("cross_entropy", "all_ignored", { { 2, 11 } }, loss("mean", { -100, -100 }, "i32"))
+-- The ids cut over ranks, all of them played here: an axis whose all_gather brings the stats of every part.  The
+-- value is that of one part, the gradient of its own columns comes from each.
+local vocab_targets = { { 3, -100, 10 }, { 0, 4, 5 } }
+local function cut_loss(widths, settings)
+  return function(x)
+    local c = require "pg.c"
+    local rows, padded, stats, axes, firsts, first = 6, {}, {}, {}, {}, 0
+    local ids = pg.tensor(vocab_targets, "i32")
+    for i, width in ipairs(widths) do
+      local part = pg.slice(x, 3, first + 1, width)
+      padded[i] = pg.concat({ part, pg.full({ 2, 3, 2 }, 1e3, x.dtype) }, 3)
+      stats[i] = pg.empty({ 2, rows }, x.dtype == "f64" and "f64" or "f32")
+      c.check(c.C.pg_vocab_stats(stats[i].raw, padded[i].raw, ids.raw, first, width, 11, -100))
+      firsts[i], first = first, first + width
+    end
+    local all = pg.concat(stats, 1)
+    local y
+    for i, width in ipairs(widths) do
+      axes[i] = { size = #widths, all_gather = function(_, out) out:view({ 2 * #widths, rows }):copy_from(all) end }
+      local o = { axis = axes[i], first = firsts[i], valid = width, vocab = 11 }
+      for k, v in pairs(settings) do o[k] = v == "step" and pg.step.block() or v end
+      local value = pg.vocab_cross_entropy(padded[i], ids, o)
+      y = y and pg.add(y, pg.sub(value, value:detach())) or value
+    end
+    return y
+  end
+end
+add("vocab_cross_entropy", "whole", { { 2, 3, 11 } },
+  function(x) return (pg.vocab_cross_entropy(x, pg.tensor(vocab_targets, "i32"))) end)
+add("vocab_cross_entropy", "padded", { { 2, 3, 11 } },
+  function(x) return (pg.vocab_cross_entropy(x, pg.tensor({ 3, -100, 8, 0, 4, 5 }, "i32"), { valid = 9 })) end)
+add("vocab_cross_entropy", "cut", { { 2, 3, 11 } }, cut_loss({ 5, 0, 6 }, {}))
+add("vocab_cross_entropy", "cut_step_in_place", { { 2, 3, 11 } },
+  cut_loss({ 1, 7, 3 }, { step = "step", in_place = true }))
+
+for _, chunk in ipairs { 0, 1, 4, 6, 100 } do
+  add("head_loss", "chunk" .. chunk, { { 2, 3, 5 }, { 11, 5 } }, function(x, w)
+    return (pg.head_loss(pg.tanh(x), w, pg.tensor(vocab_targets, "i32"), { chunk = chunk }))
+  end)
+end
+add("head_loss", "leaves", { { 6, 5 }, { 11, 5 } }, function(x, w)
+  return (pg.head_loss(x, w, pg.tensor(vocab_targets, "i32"), { chunk = 4, step = pg.step.block() }))
+end)
+add("head_loss", "padded", { { 6, 5 }, { 11, 5 } }, function(x, w)
+  return (pg.head_loss(x, w, pg.tensor({ 3, -100, 8, 0, 4, 5 }, "i32"), { chunk = 4, valid = 9, vocab = 9 }))
+end)
 add("argmax", "", { { 2, 3, 11 } }, function(x) return pg.argmax(x) end, { still = true })
 add("sample", "", { { 3, 11 } }, function(x) return pg.sample(x, { seed = 3, top_k = 4 }) end, { still = true })
 

@@ -119,6 +119,26 @@ refuses("cross_entropy", "rows", function() local _ = pg.cross_entropy(t(2, 3, 1
 refuses("cross_entropy", "reduction",
   function() local _ = pg.cross_entropy(t(2, 11), ids { 3, 4 }, { reduction = "sum" }) end,
   'cross_entropy: reduction is "sum"; "mean" or "none"')
+refuses("vocab_cross_entropy", "cut", function()
+  local _ = pg.vocab_cross_entropy(t(2, 11), ids { 3, 4 }, { axis = { size = 2 }, vocab = 22 })
+end, "vocab_cross_entropy: the vocabulary is cut over 2 ranks; first and vocab must say which ids are here, of how")
+refuses("vocab_cross_entropy", "target",
+  function() local _ = pg.vocab_cross_entropy(t(2, 11), ids { 3, 9 }, { valid = 9 }) end,
+  "vocab_cross_entropy: vocab_stats: target 9 at row 0, column 1 is outside the vocabulary [0,9) (-100 is ignored)")
+refuses("vocab_cross_entropy", "valid",
+  function() local _ = pg.vocab_cross_entropy(t(2, 11), ids { 3, 9 }, { valid = 12 }) end,
+  "vocab_cross_entropy: vocab_stats: valid is 12, logits are [2,11] f32; it must lie in [0,11]")
+refuses("vocab_cross_entropy", "key",
+  function() local _ = pg.vocab_cross_entropy(t(2, 11), ids { 3, 9 }, { inplace = true }) end,
+  "vocab_cross_entropy: unknown key inplace, did you mean in_place?")
+refuses("head_loss", "rows", function() local _ = pg.head_loss(t(2, 3, 5), t(11, 5), ids { 1, 2 }) end,
+  "head_loss: x is [2,3,5] f32, targets are [2] i32; each row needs one target")
+refuses("head_loss", "width", function() local _ = pg.head_loss(t(2, 5), t(11, 4), ids { 1, 2 }) end,
+  "head_loss: x is [2,5] f32, w is [11,4] f32; x must be [..,D], w [V,D]")
+refuses("head_loss", "chunk", function() local _ = pg.head_loss(t(2, 5), t(11, 5), ids { 1, 2 }, { chunk = -1 }) end,
+  "head_loss: chunk is -1; it must be at least 0")
+refuses("head_loss", "target", function() local _ = pg.head_loss(t(2, 5), t(11, 5), ids { 1, 11 }, { chunk = 1 }) end,
+  "head_loss: vocab_stats: target 11 at row 0, column 0 is outside the vocabulary [0,11)")
 refuses("argmax", "empty", function() local _ = pg.argmax(t(3, 0)) end, "argmax: ids are [3] i32, x is [3,0] f32")
 refuses("sample", "temperature", function() local _ = pg.sample(t(3, 7), { temperature = -1 }) end,
   "sample: temperature -1")

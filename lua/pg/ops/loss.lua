@@ -54,6 +54,7 @@ local MEAN, ROWS = loss_rule(false), loss_rule(true)
 -- Targets equal to o.ignore (-100) do not count.  o.reduction "mean" (over valid targets; 0 where
 -- there are none) or "none" (a loss for each row).  With o.step, a step block, the mean is over the
 -- valid targets of the whole step: the sum times step[INV_TOKENS].  valid: a tensor of one number.
+-- o.in_place: the gradient is written over the logits (those of a leaf stay), which nobody may read after the loss.
 function ops.cross_entropy(logits, targets, o)
   o = o or {}
   local reduction = o.reduction or "mean"
@@ -70,7 +71,7 @@ function ops.cross_entropy(logits, targets, o)
   local y = rows or out:view({ 1 })
   if tape.wants(logits) then
     tape.record(rows and ROWS or MEAN, { logits }, 1, { logits, targets, lse, out, o.step or false }, 5, y,
-                { ignore = ignore })
+                { ignore = ignore, in_place = o.in_place and 1 or nil })
   end
   return y, out:view({ 1 }, 1)
 end

@@ -6,7 +6,7 @@ local host = require "pg.host"
 local C, ffi = c.C, c.ffi
 
 -- What of a layout is not an axis: zero (stage 0 to 3), sequence (norms and dropout of tensor parallel ranks on
--- rows of their own).
+-- rows of their own), tp_chunks (pieces in which those rows travel while products run; nil: as the device likes).
 local mesh = { layout = { zero = 0, sequence = false } }
 local names = { "pp", "dp", "tp" }
 local Axis = {}
@@ -41,8 +41,8 @@ local function split(ranks, n, name)
   return ffi.gc(slot[0], C.pg_comm_free)
 end
 
---- mesh.build{ pp =, dp =, tp =, zero =, sequence = }: sizes whose product is the number of ranks; dp = "rest" takes what
--- is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
+--- mesh.build{ pp =, dp =, tp =, zero =, sequence =, tp_chunks = }: sizes whose product is the number of ranks;
+-- dp = "rest" takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
 function mesh.build(layout)
   start()
   local sizes, known = {}, 1
@@ -73,7 +73,8 @@ function mesh.build(layout)
     for j = i + 1, #sizes do axis.stride = axis.stride * sizes[j] end
     mesh[name] = axis
   end
-  mesh.layout = { zero = layout.zero or 0, sequence = layout.sequence ~= false and mesh.tp.size > 1 }
+  mesh.layout = { zero = layout.zero or 0, sequence = layout.sequence ~= false and mesh.tp.size > 1,
+                  tp_chunks = layout.tp_chunks }
   return mesh
 end
 

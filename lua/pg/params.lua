@@ -5,6 +5,8 @@
 --   piece = { name, first, shape, whole, dim, start, copies, init }
 -- numbers from element `first` of p on, of shape `shape`, are those of the tensor `name` of shape `whole`
 -- from index `start` of dim `dim` (1 or 2; nil: all of it); `copies` ranks of tp hold the same ones.
+-- One tensor that stacks several runs of rows (GPT-2's q, k and v) is cut run by run: pieces of the same name
+-- with windows of their own.
 local c = require "pg.c"
 local mesh = require "pg.mesh"
 local Segment = require "pg.segment"
@@ -14,8 +16,9 @@ local C, ffi = c.C, c.ffi
 local params = {}
 
 --- params.new(shape, o) -> a parameter without numbers yet.  o.init = { "normal", std } | { "uniform", a }
--- | { "ones" } | { "zeros" }; o.pieces = { { name, rows, init, copies }, ... } splits dim 1; o.decay (true
--- for matrices); o.split: the dim that tensor parallelism cuts (params.cut); nil: every rank holds it all.
+-- | { "ones" } | { "zeros" }; o.pieces = { { name, rows, init, copies, sections }, ... } splits dim 1, sections =
+-- { { rows, copies }, ... } the rows of a piece into runs that are cut each for itself; o.decay (true for
+-- matrices); o.split: the dim that tensor parallelism cuts (params.cut); nil: every rank holds it all.
 function params.new(shape, o)
   local count = 1
   for _, d in ipairs(shape) do count = count * c.int(d, "a dim of a parameter") end
@@ -26,12 +29,29 @@ end
 
 -- ---- cutting ----
 
+--- params.fitting(size, most, fits) -> "tp = 2 or tp = 6": the sizes next to `size`, up to `most`, that fit.
+function params.fitting(size, most, fits)
+  local low, high
+  for n = size - 1, 1, -1 do
+    if fits(n) then low = n break end
+  end
+  for n = size + 1, most do
+    if fits(n) then high = n break end
+  end
+  return ("tp = %d%s"):format(low or high or 1, low and high and (" or tp = %d"):format(high) or "")
+end
+
+--- params.divides(n, size, what): raises where `size` ranks of tp do not divide n of what.
+function params.divides(n, size, what)
+  if n % size == 0 then return end
+  c.fail("layout.tp = %d does not divide %s, %d; %s would fit", size, what, n,
+         params.fitting(size, n, function(k) return n % k == 0 end))
+end
+
 -- n rows (or columns) over `size` ranks where every `copies` neighbours hold the same -> start, length.
 local function share(n, size, rank, copies, what)
   local parts = size / copies
-  if n % parts ~= 0 then
-    c.fail("layout.tp = %d: %s has %d, which does not divide by %d", size, what, n, parts)
-  end
+  params.divides(n, parts, what)
   return math.floor(rank / copies) * (n / parts), n / parts
 end
 
@@ -42,24 +62,34 @@ local function padded(n, size, rank)
   return start, each, math.min(each, n - start)
 end
 
+-- The pieces of a parameter as this rank holds them, and their rows.
+local function cut_pieces(pieces, size, rank)
+  local out, total = {}, 0
+  for _, piece in ipairs(pieces) do
+    local below = 0 -- rows of the piece before this section
+    for _, section in ipairs(piece.sections or { piece }) do
+      local start, rows = share(section.rows, size, rank, section.copies or 1, "the rows of " .. piece.name)
+      out[#out + 1] = { name = piece.name, init = piece.init, rows = rows, whole_rows = piece.rows,
+                        start = below + start, copies = section.copies or 1 }
+      below, total = below + section.rows, total + rows
+    end
+  end
+  return out, total
+end
+
 --- params.cut(p, o): p becomes this rank's share along its dim p.split.  o.pad: rows may be padded (zeros at
--- the end, in no saved file).  Pieces of p are cut each for itself.
+-- the end, in no saved file).  Pieces of p, and sections of a piece, are cut each for itself.
 function params.cut(p, o)
   local size, rank = mesh.tp.size, mesh.tp.rank
   if size == 1 or not p.split or p.cut then return end
   local shape, dim = { unpack(p.shape) }, p.split
   p.whole, p.cut = p.shape, true
   if p.pieces then
-    shape[1] = 0
-    for _, piece in ipairs(p.pieces) do
-      piece.whole_rows = piece.rows
-      piece.start, piece.rows = share(piece.rows, size, rank, piece.copies or 1, piece.name)
-      shape[1] = shape[1] + piece.rows
-    end
+    p.pieces, shape[1] = cut_pieces(p.pieces, size, rank)
   elseif o and o.pad then
     p.start, shape[dim], p.valid = padded(shape[dim], size, rank)
   else
-    p.start, shape[dim] = share(shape[dim], size, rank, 1, ("dim %d of a parameter"):format(dim))
+    p.start, shape[dim] = share(shape[dim], size, rank, 1, o and o.what or ("dim %d of a parameter"):format(dim))
   end
   p.shape, p.count = shape, 1
   for _, d in ipairs(shape) do p.count = p.count * d end
@@ -86,8 +116,9 @@ local function name_pieces(p, prefix, name)
     for i, piece in ipairs(p.pieces) do
       local shape, whole = { unpack(p.shape) }, { unpack(p.shape) }
       shape[1], whole[1] = piece.rows, piece.whole_rows or piece.rows
-      names[i] = prefix .. piece.name
-      out[i] = { name = names[i], first = first * row, shape = shape, whole = whole, dim = p.cut and 1 or nil,
+      local full = prefix .. piece.name
+      if names[#names] ~= full then names[#names + 1] = full end
+      out[i] = { name = full, first = first * row, shape = shape, whole = whole, dim = p.cut and 1 or nil,
                  start = piece.start or 0, copies = piece.copies or 1, init = piece.init or p.init }
       first = first + piece.rows
     end
@@ -138,7 +169,8 @@ local function gather(root)
       p.home = p.alone and prefix .. name or segment
       name_pieces(p, prefix, name)
       for _, piece in ipairs(p.pieces) do
-        if by_name[piece.name] then c.fail("two parameters are named %s", piece.name) end
+        local other = by_name[piece.name]
+        if other and not (other == p and piece.dim) then c.fail("two parameters are named %s", piece.name) end
         by_name[piece.name] = p
       end
     end
@@ -154,18 +186,60 @@ local function gather(root)
   return groups
 end
 
+-- The ranks of tp that hold what this one holds of a piece with copies.
+local function sharing(copies)
+  local tp = mesh.tp
+  tp.groups = tp.groups or {}
+  if not tp.groups[copies] then
+    local members, first = {}, tp.rank - tp.rank % copies
+    for i = 1, copies do members[i] = first + i - 1 end
+    tp.groups[copies] = tp:group(members, "tp copies")
+  end
+  return tp.groups[copies]
+end
+
+-- Stretches of p that other ranks hold as well, each having made a part of their gradient.
+local function add_copies(sums, p)
+  local last
+  for _, piece in ipairs(p.pieces) do
+    local first, count = p.offset + piece.first, p.count * piece.shape[1] / math.max(p.shape[1], 1)
+    if piece.copies == 1 then last = nil
+    elseif last and last.copies == piece.copies then last.count = last.count + count
+    else
+      last = { first = first, count = count, copies = piece.copies, axis = sharing(piece.copies) }
+      sums[#sums + 1] = last
+    end
+  end
+end
+
+--- params.sums(segment) -> { { first, count, axis }, ... }: stretches of its gradient of which each rank of tp
+-- made a part: copies of key and value heads, and, where ranks work on rows of their own, all that is not cut.
+function params.sums(segment)
+  local sums, whole = {}, nil
+  if mesh.tp.size == 1 then return sums end
+  for _, p in ipairs(segment.params) do
+    if p.cut then add_copies(sums, p)
+    elseif not whole and mesh.layout.sequence then
+      whole = { first = p.offset, count = segment.count - p.offset, axis = mesh.tp } -- they come last
+      sums[#sums + 1] = whole
+    end
+  end
+  return sums
+end
+
 --- params.build(root, o) -> root, its parameters cut for this rank, named, placed in segments and initialised.
 -- o.seed (0), o.dtype ("f32").
 function params.build(root, o)
   o = o or {}
   mesh.ready()
   if mesh.tp.size > 1 then
-    root:each_module(function(m) if m.split_over then m:split_over(mesh.tp) end end)
+    root:each_module(function(m, name) if m.split_over then m:split_over(mesh.tp, name) end end)
   end
   local seed = ffi.cast("uint64_t", c.int64(o.seed or 0, "seed"))
   root.segments = {}
   for i, g in ipairs(gather(root)) do
-    root.segments[i] = Segment.new(g.name, g.list, o.dtype or "f32")
+    local s = Segment.new(g.name, g.list, o.dtype or "f32")
+    root.segments[i], s.sums = s, params.sums(s)
     for _, p in ipairs(g.list) do params.initialise(p, seed) end
   end
   return root

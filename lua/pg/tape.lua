@@ -3,6 +3,7 @@
 -- from the end.  A record is data (op, inputs, saved tensors, attributes), never a closure:
 --   op = { name, grad_input = f(r, dy, d, add), grad_weight = the same, weights = { [2] = true },
 --          pass = f(r, i, dy), always = true where grad_input is called even if no input wants a gradient,
+--          settle = f(r): waits for what grad_input has left under way, such as a sum over ranks,
 --          mixed = true, based = true (below) }
 -- A rule is told for each input i what is wanted: d[i] == nil nothing; else write there (add[i] = 0)
 -- or add there (add[i] = 1).  Inputs marked as weights are served by grad_weight, which may run later
@@ -188,6 +189,8 @@ local function targets(r, dy, weights, d, add, base)
   return any, later
 end
 
+local function settle(r) if r.op.settle then r.op.settle(r) end end
+
 -- One half of a record's rule, for what is wanted.
 local function apply(r, dy, weights)
   local d, add, base = {}, {}, {}
@@ -195,6 +198,7 @@ local function apply(r, dy, weights)
   if not any and (weights or not r.op.always) then return end
   local rule = weights and r.op.grad_weight or r.op.grad_input
   rule(r, dy, d, add, base)
+  if later or watch.nan or watch.trace then settle(r) end
   watch.gradients(r, d)
   if base[1] then base[1]:release() end
   for i = 1, later and r.count or 0 do
@@ -221,19 +225,22 @@ local function leaves_done(r, uses, done)
   end
 end
 
--- One record: its input gradients now, its weight gradients now or (later given) put off.
+-- One record: its input gradients now, its weight gradients now or (later given) put off: r.put_off.
 local function walk(r, uses, done, later)
   local dy = r.grad
   r.grad = nil
   if dy then
+    r.put_off = later ~= nil
     apply(r, dy, false)
     if r.op.weights then
       if later then
         later[#later + 1] = { record = r, dy = dy }
+        settle(r)
         return
       end
       apply(r, dy, true)
     end
+    settle(r)
     dy:release()
   end
   leaves_done(r, uses, done)

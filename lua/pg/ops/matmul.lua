@@ -2,25 +2,12 @@
 local c = require "pg.c"
 local Tensor = require "pg.tensor"
 local tape = require "pg.tape"
+local gemm = require "pg.gemm"
 local done = require("pg.watch").done
-local C, ffi = c.C, c.ffi
+local C = c.C
 
 local ops = {}
-local gemm = ffi.new "pg_gemm"
-
--- Fill the one options block; it is read during the call only.
-local function options(ta, tb, alpha, beta, bias, epilogue, aux)
-  gemm.transpose_a, gemm.transpose_b = ta and 1 or 0, tb and 1 or 0
-  gemm.alpha, gemm.beta = alpha or 1, beta or 0
-  gemm.bias, gemm.aux = bias and bias.raw, aux and aux.raw
-  gemm.epilogue = epilogue or C.PG_EPILOGUE_NONE
-  gemm.scale_a, gemm.scale_b = nil, nil
-  return gemm
-end
-
-local function product(out, a, b, ta, tb, beta)
-  c.check(C.pg_matmul(out.raw, a.raw, b.raw, options(ta, tb, 1, beta)))
-end
+local options, product, before_epilogue = gemm.options, gemm.product, gemm.before_epilogue
 
 -- y = A B with A = a or a^T, B = b or b^T:  dA = dy B^T, dB = A^T dy, transposed back where needed.
 local function grad_a(da, dy, b, ta, tb, beta)
@@ -58,20 +45,6 @@ function ops.matmul(a, b, o)
   return y
 end
 
-local epilogues = { gelu = { C.PG_EPILOGUE_GELU, C.PG_GELU }, gelu_tanh = { C.PG_EPILOGUE_GELU_TANH, C.PG_GELU_TANH } }
-
--- The gradient before the epilogue: dy itself, or dy times the activation's slope at the saved value.
--- Both halves need it, so the record owns it as r.extra until it is dropped.
-local function before_epilogue(r, dy)
-  local aux = r.saved[3]
-  if not aux then return dy end
-  if not r.extra then
-    r.extra = Tensor.like(dy):keep()
-    c.check(C.pg_unary_grad(r.extra.raw, dy.raw, aux.raw, epilogues[r.a.activation][2], 0))
-  end
-  return r.extra
-end
-
 -- Linear keeps weights as [out,in] (PyTorch, Hugging Face): y = x w^T + bias.
 local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = true,
   grad_input = function(r, dy, d, add)
@@ -97,13 +70,11 @@ function ops.linear(x, w, bias, activation)
   local shape = { unpack(x.shape) }
   shape[#shape] = w.shape[1]
   local y = Tensor.empty(shape, x.dtype)
-  local epilogue = activation
-    and (epilogues[activation] or c.fail("linear: activation %s is unknown (gelu, gelu_tanh)", activation))
+  local epilogue = gemm.epilogue(activation)
   local records = tape.wants(x, w, bias)
   local aux = epilogue and records and Tensor.like(y) or nil
   if bias then bias:alive() end
-  done("linear", C.pg_matmul(y.raw, x:alive().raw, w:alive().raw,
-                             options(false, true, 1, 0, bias, epilogue and epilogue[1], aux)), y)
+  done("linear", gemm.linear(y, x:alive(), w:alive(), bias, epilogue, aux), y)
   if records then
     tape.record(LINEAR, { x, w, bias }, 3, { x, w, aux or false }, 3, y, { activation = activation })
   end

@@ -1,0 +1,230 @@
+-- ops/split_linear.lua: linear layers whose weight is cut over the R ranks of an axis, between activations of which
+-- each rank holds n of the R n rows (sequence parallelism, Korthikanti et al. 2022):
+--   linear_gathered   weight [out/R,in]   rows of all ranks are gathered, then multiplied
+--   linear_scattered  weight [out,in/R]   multiplied, then the ranks' products summed, each rank keeping its rows
+-- The gradient of one has the form of the other.  Gathered rows are not kept: backward gathers them again for the
+-- weight, while the product for the input runs, and that product is summed while the weight's runs.
+-- With more than one chunk (mesh.layout.tp_chunks) rows travel in pieces beside the products of other pieces.
+-- A piece as it travels is [R, rows of the piece, width]; products take it apart, so the order of rows stays.
+local c = require "pg.c"
+local gemm = require "pg.gemm"
+local mesh = require "pg.mesh"
+local Tensor = require "pg.tensor"
+local tape = require "pg.tape"
+local done = require("pg.watch").done
+local C, ffi = c.C, c.ffi
+
+local ops = {}
+local LEAST = 512 -- rows of a chunk on a GPU: with fewer a product does not fill it
+local USUAL = 4 -- chunks
+
+-- Into how many pieces n rows of a rank are cut.
+local function chunks_of(n)
+  local asked = mesh.layout.tp_chunks
+  if not asked then asked = ffi.string(C.pg_device()) == "cuda" and math.min(USUAL, math.floor(n / LEAST)) or 1 end
+  return math.max(1, math.min(asked, n))
+end
+
+-- The i-th (0-based) of `chunks` pieces of n rows -> its first row, its rows.
+local function piece(n, chunks, i)
+  local first = math.floor(n * i / chunks)
+  return first, math.floor(n * (i + 1) / chunks) - first
+end
+
+local function rows_of(t, first, count) return t:view({ count, t.shape[2] }, first * t.shape[2]) end
+
+local function flat(t) return t:view({ -1, t.shape[#t.shape] }) end
+
+-- Rows [first, first + a's rows) of y (and of o.aux) from a: y = epilogue(a w + bias) + beta y; o.name: for messages.
+local function product(y, first, a, w, o)
+  local part = rows_of(y, first, a.shape[1])
+  local aux = o.aux and rows_of(o.aux, first, a.shape[1])
+  done(o.name, C.pg_matmul(part.raw, a.raw, w.raw, gemm.options(false, o.tb, 1, o.beta, o.bias, o.epilogue, aux)), part)
+  part:release()
+  if aux then aux:release() end
+end
+
+local function gather_whole(axis, x, async)
+  local whole = Tensor.empty({ axis.size * x.shape[1], x.shape[2] }, x.dtype)
+  return whole, axis:all_gather(whole, x, async)
+end
+
+-- The pieces of all ranks' rows, under way -> { { rows = [R,rows,width], first, count, work }, ... }.
+local function send_pieces(axis, x, chunks)
+  local pieces = {}
+  for i = 0, chunks - 1 do
+    local first, count = piece(x.shape[1], chunks, i)
+    local own, rows = rows_of(x, first, count), Tensor.empty({ axis.size, count, x.shape[2] }, x.dtype)
+    pieces[i + 1] = { rows = rows, first = first, count = count, work = axis:all_gather(rows, own, true) }
+    own:release()
+  end
+  return pieces
+end
+
+-- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { name, tb, bias, epilogue, aux, beta, keep } -> the
+-- gathered
+-- rows, where o.keep asks for them.  In chunks this rank's own rows come first: they need no waiting.
+local function product_of_gathered(axis, y, x, w, o)
+  local n, chunks = x.shape[1], chunks_of(x.shape[1])
+  if chunks == 1 then
+    local whole = gather_whole(axis, x)
+    product(y, 0, whole, w, o)
+    if o.keep then return whole end
+    return whole:release()
+  end
+  local pieces = send_pieces(axis, x, chunks)
+  local whole = o.keep and Tensor.empty({ axis.size * n, x.shape[2] }, x.dtype)
+  product(y, axis.rank * n, x, w, o)
+  for _, p in ipairs(pieces) do
+    p.work:wait()
+    for r = 0, axis.size - 1 do
+      local part = p.rows:view({ p.count, x.shape[2] }, r * p.count * x.shape[2])
+      if r ~= axis.rank then product(y, r * n + p.first, part, w, o) end
+      if whole then
+        local place = rows_of(whole, r * n + p.first, p.count)
+        place:copy_from(part)
+        place:release()
+      end
+      part:release()
+    end
+    p.rows:release()
+  end
+  return whole
+end
+
+-- out [n,width] = this rank's rows of the sum over ranks of x [R n,in] w, with o = { name, tb } -> works to wait for.
+local function scatter_product(axis, out, x, w, o)
+  local n, chunks, works = out.shape[1], chunks_of(out.shape[1]), {}
+  for i = 0, chunks - 1 do
+    local first, count = piece(n, chunks, i)
+    local addends = Tensor.empty({ axis.size * count, out.shape[2] }, out.dtype)
+    if chunks == 1 then product(addends, 0, x, w, o)
+    else
+      for r = 0, axis.size - 1 do
+        local part = rows_of(x, r * n + first, count)
+        product(addends, r * count, part, w, o)
+        part:release()
+      end
+    end
+    local place = rows_of(out, first, count)
+    works[i + 1] = axis:reduce_scatter(place, addends, "sum", true)
+    place:release()
+    addends:release()
+  end
+  return works
+end
+
+local function wait_all(works)
+  for _, work in ipairs(works) do work:wait() end
+end
+
+-- dw (+)= dy^T x
+local function weight_gradient(dw, dy, x, add) gemm.product(dw, dy, x, true, false, add) end
+
+local function wants_gradient(t) return t.requires_grad or t.record ~= nil end
+
+-- Rows in, columns out ----------------------------------------------------------------------------
+
+local BACK = { name = "matmul" } -- of gradients: the tape says whose
+
+local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true }, mixed = true }
+
+function GATHERED.grad_input(r, dy, d, add)
+  local axis, g = r.a.axis, flat(gemm.before_epilogue(r, dy))
+  if wants_gradient(r.inputs[2]) and not r.put_off then
+    local x = flat(r.saved[1])
+    r.whole, r.gathering = gather_whole(axis, x, true)
+    x:release()
+  end
+  if d[1] then
+    local into = flat(d[1])
+    local sum = add[1] == 1 and Tensor.like(into) or into
+    r.under_way = { works = scatter_product(axis, sum, g, r.saved[2], BACK), sum = sum, into = into }
+  end
+  g:release()
+end
+
+function GATHERED.settle(r)
+  local u = r.under_way
+  if not u then return end
+  r.under_way = nil
+  wait_all(u.works)
+  if u.sum ~= u.into then
+    c.check(C.pg_axpby(u.into.raw, u.sum.raw, 1, 1))
+    u.sum:release()
+  end
+  u.into:release()
+end
+
+function GATHERED.grad_weight(r, dy, d, add)
+  local g = flat(gemm.before_epilogue(r, dy))
+  if d[2] then
+    local x = flat(r.saved[1])
+    if not r.whole then r.whole, r.gathering = gather_whole(r.a.axis, x) end
+    r.gathering:wait()
+    weight_gradient(d[2], g, r.whole, add[2])
+    r.whole:release()
+    r.whole, r.gathering = nil, nil
+    x:release()
+  end
+  if d[3] then c.check(C.pg_reduce(d[3].raw, g.raw, C.PG_SUM, 0, add[3])) end
+  g:release()
+end
+
+--- linear_gathered(x, w, bias, activation, axis) -> y [R n,out] = activation(rows of all ranks w^T + bias).
+-- x [n,in] are this rank's rows; w [out,in] and bias [out] its rows of the whole weight.  activation as in linear.
+function ops.linear_gathered(x, w, bias, activation, axis)
+  local own = flat(x:alive())
+  local records, epilogue = tape.wants(x, w, bias), gemm.epilogue(activation)
+  local y = Tensor.empty({ axis.size * own.shape[1], w:alive().shape[1] }, x.dtype)
+  local aux = epilogue and records and Tensor.like(y) or nil
+  product_of_gathered(axis, y, own, w, { name = "linear_gathered", tb = true, bias = bias and bias:alive(),
+                                         epilogue = epilogue, aux = aux })
+  own:release()
+  if records then
+    tape.record(GATHERED, { x, w, bias }, 3, { x, w, aux or false }, 3, y, { activation = activation, axis = axis })
+  end
+  return y
+end
+
+-- Columns in, rows out ----------------------------------------------------------------------------
+
+local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = true }, mixed = true }
+
+function SCATTERED.grad_input(r, dy, d, add)
+  if not d[1] then return end
+  local into = flat(d[1])
+  local whole = product_of_gathered(r.a.axis, into, dy, r.saved[2],
+                                    { name = "matmul", beta = add[1], keep = wants_gradient(r.inputs[2]) })
+  if whole then r.extra = whole:keep() end -- dy of all rows, for the weight
+  into:release()
+end
+
+function SCATTERED.grad_weight(r, dy, d, add)
+  if d[2] then
+    if not r.extra then r.extra = gather_whole(r.a.axis, dy):keep() end
+    local x = flat(r.saved[1])
+    weight_gradient(d[2], r.extra, x, add[2])
+    x:release()
+  end
+  if d[3] then c.check(C.pg_reduce(d[3].raw, dy.raw, C.PG_SUM, 0, add[3])) end
+end
+
+--- linear_scattered(x, w, bias, axis) -> y [n,out] = this rank's rows of (the sum over ranks of x w^T) + bias.
+-- x [R n,in] are all rows of this rank's columns, w [out,in] its columns of the weight; bias [out] is whole.
+function ops.linear_scattered(x, w, bias, axis)
+  local all = flat(x:alive())
+  local n = all.shape[1] / axis.size
+  if n ~= math.floor(n) then
+    c.fail("linear_scattered: x is %s: %d rows, which %d ranks do not divide", x:describe(), all.shape[1], axis.size)
+  end
+  local y = Tensor.empty({ n, w:alive().shape[1] }, x.dtype)
+  wait_all(scatter_product(axis, y, all, w, { name = "linear_scattered", tb = true }))
+  all:release()
+  if bias then c.check(C.pg_binary(y.raw, y.raw, bias:alive().raw, C.PG_ADD, 0)) end
+  done("linear_scattered", 0, y)
+  if tape.wants(x, w, bias) then tape.record(SCATTERED, { x, w, bias }, 3, { x, w }, 2, y, { axis = axis }) end
+  return y
+end
+
+return ops

@@ -26,15 +26,11 @@ local sizes = {
 local Embed = nn.class "Embed"
 function Embed:init(s)
   self.tokens = self:add("wte", nn.Embedding { entries = s.vocab, width = s.width, std = s.std })
-  self.positions = self:add("wpe", nn.Embedding { entries = s.context, width = s.width, std = s.std / 2 })
+  self.positions = self:add("wpe", nn.Positions { context = s.context, width = s.width, std = s.std / 2 })
   if s.dropout > 0 then self.drop = nn.Dropout { p = s.dropout, name = "embedding" } end
 end
 function Embed:forward(ids)
-  local x = self.tokens(ids)
-  local t = ids.shape[2]
-  local positions = t == self.positions.weight.shape[1] and self.positions.weight
-    or pg.slice(self.positions.weight, 1, 1, t)
-  x = pg.add(x, positions)
+  local x = self.positions(self.tokens(ids))
   return self.drop and self.drop(x) or x
 end
 

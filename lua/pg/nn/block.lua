@@ -1,10 +1,14 @@
 -- nn/block.lua: attention, MLP and the residual blocks of LLaMA and GPT-2.
--- Children are named so that full names are those of Hugging Face.
+-- Children are named so that full names are those of Hugging Face.  Under tensor parallelism a rank has some heads
+-- and some of the MLP's hidden columns; norms, dropout and sums of a block are on the residual stream (rows.lua).
 local c = require "pg.c"
 local Module = require "pg.nn.module"
 local layers = require "pg.nn.layers"
 local attention = require "pg.ops.attention"
 local elementwise = require "pg.ops.elementwise"
+local params = require "pg.params"
+local reduce = require "pg.ops.reduce"
+local rows = require "pg.nn.rows"
 local tape = require "pg.tape"
 
 local block = {}
@@ -27,26 +31,46 @@ function block.Attention:init(o)
     c.fail("Attention: width %d does not divide into %d heads; choose heads that divide it", o.width, heads)
   end
   local names = o.names or { "q_proj", "k_proj", "v_proj", "o_proj" }
-  self.heads, self.groups, self.rope = heads, groups, o.rope
-  self.options = { heads = heads, kv_heads = groups, causal = o.causal ~= false }
+  self.rope = o.rope
+  self.options = { heads = heads, kv_heads = groups, heads_all = heads, head0 = 0, causal = o.causal ~= false }
   self.dropout, self.key = o.dropout or 0, c.hash("attention dropout " .. (o.name or ""))
   local parts = #names == 4
     and { { names[1], heads * width }, { names[2], groups * width }, { names[3], groups * width } }
-    or { { names[1], (heads + 2 * groups) * width } }
-  self.qkv = self:add("", layers.Linear { inputs = o.width, parts = parts, bias = o.bias, std = o.std })
+    or { { names[1], (heads + 2 * groups) * width, sections = { heads * width, groups * width, groups * width } } }
+  self.qkv = self:add("", layers.Linear { inputs = o.width, parts = parts, bias = o.bias, std = o.std, split = "out" })
   self.out = self:add(names[#names], layers.Linear { inputs = heads * width, outputs = o.width, bias = o.bias,
-                                                     std = o.out_std or o.std })
+                                                     std = o.out_std or o.std, split = "in" })
 end
-function block.Attention:forward(x)
-  local qkv = self.qkv(x)
-  if self.rope then
-    local cos, sin = self.rope:tables(x.shape[2], x.dtype == "f64" and "f64" or "f32")
-    qkv = attention.rope(qkv, cos, sin, self.heads + self.groups, 0, IN_PLACE)
+
+-- Whole query heads on each rank, and with them their key and value head: some of its own, or, where there are
+-- fewer than ranks, a copy of one.
+function block.Attention:split_over(tp, name)
+  local o, size = self.options, tp.size
+  local heads, groups = o.heads, o.kv_heads
+  local function fits(n) return heads % n == 0 and (groups % n == 0 or n % groups == 0) end
+  if not fits(size) then
+    c.fail("layout.tp = %d: %s has %d heads and %d kv_heads; tp must divide heads, and divide kv_heads or be a "
+           .. "multiple of them; %s would fit", size, name, heads, groups, params.fitting(size, heads, fits))
   end
+  o.heads, o.kv_heads, o.head0 = heads / size, math.max(groups / size, 1), tp.rank * heads / size
+  if groups >= size then return end
+  for _, p in ipairs { self.qkv.weight, self.qkv.bias } do
+    local keys = #p.pieces == 1 and p.pieces[1].sections or p.pieces
+    keys[2].copies, keys[3].copies = size / groups, size / groups
+  end
+end
+
+function block.Attention:forward(x)
+  local qkv, own = self.qkv(x), rows.own "Attention"
+  if own then qkv = reduce.reshape(qkv, { own[1], own[2], -1 }) end
   local o, context = self.options, tape.context
+  if self.rope then
+    local cos, sin = self.rope:tables(qkv.shape[2], x.dtype == "f64" and "f64" or "f32")
+    qkv = attention.rope(qkv, cos, sin, o.heads + o.kv_heads, 0, IN_PLACE)
+  end
   if self.dropout > 0 and context.training then
-    o = { heads = o.heads, kv_heads = o.kv_heads, causal = o.causal, dropout = self.dropout, key = self.key,
-          step = context.step, sample0 = context.sample0 }
+    o = { heads = o.heads, kv_heads = o.kv_heads, heads_all = o.heads_all, head0 = o.head0, causal = o.causal,
+          dropout = self.dropout, key = self.key, step = context.step, sample0 = context.sample0 }
   end
   return self.out(attention.attention(qkv, nil, nil, o))
 end
@@ -60,9 +84,9 @@ function block.Rope(o)
   end
   return setmetatable({ width = o.width, theta = o.theta, context = o.context, kept = {} }, Rope)
 end
-function Rope:tables(rows, dtype)
-  if rows > self.context then
-    c.fail("rope: a sequence of %d tokens, the model's context is %d", rows, self.context)
+function Rope:tables(tokens, dtype)
+  if tokens > self.context then
+    c.fail("rope: a sequence of %d tokens, the model's context is %d", tokens, self.context)
   end
   local t = self.kept[dtype]
   if not t or not t.cos.raw then
@@ -73,14 +97,20 @@ function Rope:tables(rows, dtype)
   return t.cos, t.sin
 end
 
+-- Hidden columns of an MLP over the ranks of tp.
+local function check_ffn(self, tp, name) params.divides(self.ffn, tp.size, "the hidden width (ffn) of " .. name) end
+
 --- GatedMLP{ width=, ffn=, std=, out_std= }: down(silu(gate x) * up x); gate and up are one product.
 block.GatedMLP = Module.class "GatedMLP"
 function block.GatedMLP:init(o)
   c.keys(o, { "width", "ffn", "std", "out_std" }, "GatedMLP")
-  self.gate_up = self:add("",
-    layers.Linear { inputs = o.width, std = o.std, parts = { { "gate_proj", o.ffn }, { "up_proj", o.ffn } } })
-  self.down = self:add("down_proj", layers.Linear { inputs = o.ffn, outputs = o.width, std = o.out_std or o.std })
+  self.ffn = o.ffn
+  self.gate_up = self:add("", layers.Linear { inputs = o.width, std = o.std, split = "out",
+                                              parts = { { "gate_proj", o.ffn }, { "up_proj", o.ffn } } })
+  self.down = self:add("down_proj", layers.Linear { inputs = o.ffn, outputs = o.width, std = o.out_std or o.std,
+                                                    split = "in" })
 end
+block.GatedMLP.split_over = check_ffn
 function block.GatedMLP:forward(x) return self.down(attention.swiglu(self.gate_up(x))) end
 
 --- MLP{ width=, ffn=4 width, activation="gelu_tanh", bias=true, std=, out_std=, names={ in, out } }.
@@ -89,11 +119,13 @@ function block.MLP:init(o)
   c.keys(o, { "width", "ffn", "activation", "bias", "std", "out_std", "names" }, "MLP")
   local names = o.names or { "c_fc", "c_proj" }
   local ffn = o.ffn or 4 * o.width
+  self.ffn = ffn
   self.up = self:add(names[1], layers.Linear { inputs = o.width, outputs = ffn, bias = o.bias ~= false,
-                                               activation = o.activation or "gelu_tanh", std = o.std })
-  self.down = self:add(names[2],
-    layers.Linear { inputs = ffn, outputs = o.width, bias = o.bias ~= false, std = o.out_std or o.std })
+                                               activation = o.activation or "gelu_tanh", std = o.std, split = "out" })
+  self.down = self:add(names[2], layers.Linear { inputs = ffn, outputs = o.width, bias = o.bias ~= false,
+                                                 std = o.out_std or o.std, split = "in" })
 end
+block.MLP.split_over = check_ffn
 function block.MLP:forward(x) return self.down(self.up(x)) end
 
 --- Block{ norm1 = { name, module }, attention = { name, module }, norm2 =, mlp =, dropout = p, name = }:

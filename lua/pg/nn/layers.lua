@@ -1,11 +1,21 @@
--- nn/layers.lua: the layers every model is made of: Linear, Embedding, norms, Dropout, Sequential.
+-- nn/layers.lua: the layers every model is made of: Linear, Embedding, Positions, norms, Dropout, Sequential.
+-- Under tensor parallelism Linear and Embedding hold a part of their weight where `split` says so; all others are
+-- whole on every rank.  What they take and give under sequence parallelism: rows.lua.
 local c = require "pg.c"
 local Module = require "pg.nn.module"
+local comm = require "pg.ops.comm"
 local elementwise = require "pg.ops.elementwise"
 local loss = require "pg.ops.loss"
 local matmul = require "pg.ops.matmul"
+local mesh = require "pg.mesh"
 local norm = require "pg.ops.norm"
+local params = require "pg.params"
+local reduce = require "pg.ops.reduce"
+local rows = require "pg.nn.rows"
+local split_embedding = require "pg.ops.split_embedding"
+local split_linear = require "pg.ops.split_linear"
 local tape = require "pg.tape"
+local Tensor = require "pg.tensor"
 
 local layers = {}
 
@@ -16,42 +26,124 @@ local function need(o, what, ...)
   end
 end
 
--- Rows of the weight by name: parts = { { "q_proj", 128 }, ... } become pieces q_proj.weight, ...
+-- Rows of the weight by name: parts = { { "q_proj", 128, sections = nil }, ... } become pieces q_proj.weight, ...
 local function pieces(parts, what)
   if not parts then return nil end
   local out = {}
-  for i, part in ipairs(parts) do out[i] = { name = part[1] .. "." .. what, rows = part[2] } end
+  for i, part in ipairs(parts) do
+    local sections
+    for k, n in ipairs(part.sections or {}) do
+      sections = sections or {}
+      sections[k] = { rows = n }
+    end
+    out[i] = { name = part[1] .. "." .. what, rows = part[2], sections = sections }
+  end
   return out
 end
 
---- Linear{ inputs=, outputs=, bias=false, std=0.02, activation=nil, parts=nil }: y = x w^T + b.
--- weight [outputs,inputs].  parts names runs of rows that are fused here and keep their own names.
+--- Linear{ inputs=, outputs=, bias=false, std=0.02, activation=nil, parts=nil, split=nil, pad=false }: y = x w^T + b.
+-- weight [outputs,inputs].  parts names runs of rows that are fused here and keep their own names; a part's
+-- sections = { rows, ... } are runs of it that tensor parallelism cuts each for itself.  split = "out": each rank of
+-- tp holds some outputs, and so gives some columns of y, of all rows (pad = true: as many as there are, padded to
+-- equal shares); split = "in": it holds some inputs and takes the columns that a layer split = "out" gives.
 layers.Linear = Module.class "Linear"
 function layers.Linear:init(o)
-  c.keys(o, { "inputs", "outputs", "bias", "std", "activation", "parts" }, "Linear")
+  c.keys(o, { "inputs", "outputs", "bias", "std", "activation", "parts", "split", "pad" }, "Linear")
   need(o, "Linear", "inputs", not o.parts and "outputs" or nil)
+  if o.split and o.split ~= "out" and o.split ~= "in" then
+    c.fail('Linear: split is %s; it may be "out", "in" or nil', tostring(o.split))
+  end
+  if o.split == "in" and (o.parts or o.activation) then
+    c.fail('Linear: split = "in" goes with neither parts nor an activation: its products are sums over ranks')
+  end
   local outputs = o.outputs
   if o.parts then
     outputs = 0
     for _, part in ipairs(o.parts) do outputs = outputs + part[2] end
   end
-  self.activation = o.activation
+  self.activation, self.split, self.pad = o.activation, o.split, o.pad
   self.weight = self:param("weight", { outputs, o.inputs },
-                           { init = { "normal", o.std or 0.02 }, pieces = pieces(o.parts, "weight"), split = 1 })
+                           { init = { "normal", o.std or 0.02 }, pieces = pieces(o.parts, "weight"),
+                             split = o.split == "in" and 2 or o.split == "out" and 1 or nil })
   if o.bias then
-    self.bias = self:param("bias", { outputs }, { init = { "zeros" }, pieces = pieces(o.parts, "bias") })
+    self.bias = self:param("bias", { outputs }, { init = { "zeros" }, pieces = pieces(o.parts, "bias"),
+                                                  split = o.split == "out" and 1 or nil })
   end
 end
-function layers.Linear:forward(x) return matmul.linear(x, self.weight, self.bias, self.activation) end
+function layers.Linear:split_over(_, name)
+  local what = ("the %s of Linear %s"):format(self.split == "in" and "inputs" or "outputs", name)
+  for _, p in ipairs { self.weight, self.bias } do params.cut(p, { pad = self.pad, what = what }) end
+end
 
---- Embedding{ entries=, width=, std=0.02 }: rows of weight [entries,width] at ids.
+-- Linear layers of a rank of tp, by split.
+local parted = {}
+parted["out"] = function(self, x)
+  if rows.own "Linear" then return split_linear.linear_gathered(x, self.weight, self.bias, self.activation, mesh.tp) end
+  return matmul.linear(comm.copy_to_ranks(x, mesh.tp), self.weight, self.bias, self.activation)
+end
+parted["in"] = function(self, x)
+  if rows.own "Linear" then return split_linear.linear_scattered(x, self.weight, self.bias, mesh.tp) end
+  local y = comm.reduce_from_ranks(matmul.linear(x, self.weight), mesh.tp)
+  return self.bias and elementwise.add(y, self.bias) or y
+end
+
+function layers.Linear:forward(x)
+  if self.weight.cut then return parted[self.split](self, x) end
+  return matmul.linear(x, self.weight, self.bias, self.activation)
+end
+
+--- Embedding{ entries=, width=, std=0.02, split=true }: rows of weight [entries,width] at ids.  Each rank of tp holds
+-- as many entries as another, padded; split = false: all.
 layers.Embedding = Module.class "Embedding"
 function layers.Embedding:init(o)
-  c.keys(o, { "entries", "width", "std" }, "Embedding")
+  c.keys(o, { "entries", "width", "std", "split" }, "Embedding")
   need(o, "Embedding", "entries", "width")
-  self.weight = self:param("weight", { o.entries, o.width }, { init = { "normal", o.std or 0.02 }, split = 1 })
+  self.entries = o.entries
+  self.weight = self:param("weight", { o.entries, o.width },
+                           { init = { "normal", o.std or 0.02 }, split = o.split ~= false and 1 or nil })
 end
-function layers.Embedding:forward(ids) return loss.embedding(self.weight, ids) end
+function layers.Embedding:split_over() params.cut(self.weight, { pad = true }) end
+
+-- This rank's part of ids [B,T] under sequence parallelism.
+local function own_ids(ids, own) return ids:view({ own.count }, own.first) end
+
+function layers.Embedding:forward(ids)
+  local w, own = self.weight, rows.own "Embedding"
+  if not w.cut then return loss.embedding(w, own and own_ids(ids, own) or ids) end
+  local y = split_embedding.embedding_part(w, ids, { first = w.start, valid = w.valid, vocab = self.entries })
+  if not own then return comm.reduce_from_ranks(y, mesh.tp) end
+  return comm.reduce_scatter_rows(reduce.reshape(y, { ids.count, w.shape[2] }), mesh.tp)
+end
+
+--- Positions{ context=, width=, std=0.02 }: x + a learned row of weight [context,width] for each position.
+layers.Positions = Module.class "Positions"
+function layers.Positions:init(o)
+  c.keys(o, { "context", "width", "std" }, "Positions")
+  need(o, "Positions", "context", "width")
+  self.weight = self:param("weight", { o.context, o.width }, { init = { "normal", o.std or 0.02 } })
+  self.kept = {}
+end
+
+-- The positions of this rank's rows, which may begin and end within a sequence.
+function layers.Positions:ids(own)
+  local kept, T = self.kept, own[2]
+  if kept.ids and kept.first == own.first and kept.count == own.count and kept.T == T then return kept.ids end
+  local list = {}
+  for i = 1, own.count do list[i] = (own.first + i - 1) % T end
+  local ids = Tensor.from(list, "i32")
+  if c.C.pg_shape_only(0) ~= 0 then
+    c.C.pg_shape_only(1)
+    return ids
+  end
+  self.kept = { ids = ids:keep(), first = own.first, count = own.count, T = T }
+  return ids
+end
+function layers.Positions:forward(x)
+  local own, w = rows.own "Positions", self.weight
+  if own then return elementwise.add(x, loss.embedding(w, self:ids(own))) end
+  local t = x.shape[2]
+  return elementwise.add(x, t == w.shape[1] and w or reduce.slice(w, 1, 1, t))
+end
 
 --- RMSNorm{ width=, eps=1e-5 }
 layers.RMSNorm = Module.class "RMSNorm"
@@ -75,7 +167,7 @@ end
 function layers.LayerNorm:forward(x) return norm.layernorm(x, self.weight, self.bias, self.eps) end
 
 --- Dropout{ p=, name= }: off outside training.  The mask is keyed by name, step and the element's place
--- in the global batch, so that it is the same in every layout.
+-- in the global batch, so that it is the same in every layout; x is the residual stream, not a rank's columns.
 layers.Dropout = Module.class "Dropout"
 function layers.Dropout:init(o)
   c.keys(o, { "p", "name" }, "Dropout")
@@ -87,9 +179,18 @@ end
 function layers.Dropout:forward(x)
   local context = tape.context
   if self.p == 0 or not context.training then return x end
-  local per_sample = x.count / x.shape[1]
-  return elementwise.dropout(x, self.p, { key = self.key, step = context.step,
-                                          first = (context.sample0 or 0) * per_sample })
+  local own = rows.own "Dropout"
+  local first
+  if own then -- rows of the flattened batch, of which a sample has T
+    if x.shape[1] ~= own.count then
+      c.fail("Dropout: x is %s, this rank's rows are %d; under layout.sequence it works on the residual stream",
+             x:describe(), own.count)
+    end
+    first = ((context.sample0 or 0) * own[2] + own.first) * (x.count / own.count)
+  else
+    first = (context.sample0 or 0) * (x.count / x.shape[1])
+  end
+  return elementwise.dropout(x, self.p, { key = self.key, step = context.step, first = first })
 end
 
 --- Sequential{ { name, module, segment }, ... }: one after another; each item has a segment of its own

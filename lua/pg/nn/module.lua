@@ -93,17 +93,32 @@ function Module:each_module(f, prefix)
   for _, child in ipairs(self.children) do child.module:each_module(f, join(prefix, child.name)) end
 end
 
---- module:load_numbers{ [name] = tensor }: set named pieces; unknown and missing names are errors.
+-- A piece's numbers out of the tensor t that it is a window of.
+local function load_piece(v, piece, t)
+  local dim = piece.dim
+  if not dim or v.count == 0 then
+    if v.count > 0 then v:copy_from(t) end
+    return
+  end
+  local same = t.dtype == v.dtype and t or t:to(v.dtype)
+  c.check(c.C.pg_slice(v.raw, same.raw, dim - 1, piece.start, 0))
+  if same ~= t then same:release() end
+end
+
+--- module:load_numbers{ [name] = tensor }: set named pieces from whole tensors, of which this rank may hold a part;
+-- unknown and missing names are errors.
 function Module:load_numbers(numbers)
   local left = {}
   for name in pairs(numbers) do left[name] = true end
   for _, entry in ipairs(self:named()) do
+    local piece = entry.piece
     local t = numbers[entry.name] or c.fail("load: there is no tensor for parameter %s", entry.name)
-    local v = entry.parameter:view(entry.piece.shape, entry.piece.first)
-    if table.concat(t.shape, ",") ~= table.concat(v.shape, ",") then
-      c.fail("load: %s is %s, the parameter is %s", entry.name, t:describe(), v:describe())
+    if table.concat(t.shape, ",") ~= table.concat(piece.whole, ",") then
+      c.fail("load: %s is %s, the parameter is [%s] %s", entry.name, t:describe(), table.concat(piece.whole, ","),
+             entry.parameter.dtype)
     end
-    v:copy_from(t)
+    local v = entry.parameter:view(piece.shape, piece.first)
+    load_piece(v, piece, t)
     v:free()
     left[entry.name] = nil
   end

@@ -16,7 +16,10 @@ Reducer.__index = Reducer
 function reducer.new(segments)
   local r = setmetatable({ segments = segments, left = {}, works = {}, turn = #segments,
                            axis = mesh.ready().dp }, Reducer)
-  for _, s in ipairs(segments) do r.left[s] = #s.params end
+  for _, s in ipairs(segments) do
+    r.left[s] = #s.params
+    r.busy = r.busy or r.axis.size > 1 or #s.sums > 0
+  end
   return r
 end
 
@@ -33,12 +36,17 @@ end
 function Reducer:send(s)
   s:zero_unused()
   self:note_bad(s)
+  for _, sum in ipairs(s.sums) do
+    local stretch = s.grad:view({ sum.count }, sum.first)
+    sum.axis:all_reduce(stretch)
+    stretch:release()
+  end
   self.works[#self.works + 1] = self.axis:all_reduce(s.grad, "sum", true)
 end
 
 --- r:hook() -> a function of a leaf whose gradient is whole, or nil where there is nothing to reduce.
 function Reducer:hook()
-  if self.axis.size == 1 then return nil end
+  if not self.busy then return nil end
   return function(p)
     local s = p.segment
     if not s or not self.left[s] then return end
@@ -52,7 +60,7 @@ end
 
 --- r:finish(): send what is left, wait for all.
 function Reducer:finish()
-  if self.axis.size > 1 then
+  if self.busy then
     for i = self.turn, 1, -1 do self:send(self.segments[i]) end
     self.turn = 0
     for _, work in ipairs(self.works) do work:wait() end

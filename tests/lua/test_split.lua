@@ -152,11 +152,11 @@ local function refuses(text, size, description) check.throws(function() build(si
 function tests.test_what_does_not_divide_is_refused()
   local function heads(n, kv) return function()
     return llama { blocks = 1, width = 24, heads = n, kv_heads = kv, vocab = 11, context = 8 } end end
-  refuses("layout.tp = 4: model.layers.0.self_attn has 6 heads and 6 kv_heads; tp must divide heads, and divide kv_heads "
-          .. "or be a multiple of them; tp = 3 or tp = 6 would fit", 4, heads(6))
+  refuses("layout.tp = 4: model.layers.0.self_attn has 6 heads and 6 kv_heads; tp must divide heads, and divide "
+          .. "kv_heads or be a multiple of them; tp = 3 or tp = 6 would fit", 4, heads(6))
   refuses("layout.tp = 4: model.layers.0.self_attn has 12 heads and 3 kv_heads", 4, heads(12, 3))
-  refuses("layout.tp = 4 does not divide the hidden width (ffn) of model.layers.0.mlp, 10; tp = 2 or tp = 5 would fit", 4,
-          function() return llama { blocks = 1, width = 16, heads = 4, ffn = 10, vocab = 11, context = 8 } end)
+  refuses("layout.tp = 4 does not divide the hidden width (ffn) of model.layers.0.mlp, 10; tp = 2 or tp = 5 would fit",
+          4, function() return llama { blocks = 1, width = 16, heads = 4, ffn = 10, vocab = 11, context = 8 } end)
   refuses("layout.tp = 3 does not divide the outputs of Linear a, 4; tp = 2 or tp = 4 would fit", 3,
           function() return nn.Sequential { { "a", nn.Linear { inputs = 6, outputs = 4, split = "out" } } } end)
   refuses("layout.tp = 4 does not divide the inputs of Linear a, 6; tp = 3 or tp = 6 would fit", 4,
@@ -180,8 +180,8 @@ function tests.test_rows_of_a_batch()
     rows.enter(2, 6)
     local own = rows.own "test"
     equal({ own[1], own[2], own.first, own.count }, { 2, 6, 9, 3 })
-    check.throws(function() rows.enter(3, 3) end, "layout.tp = 4: a micro-batch of 3 x 3 = 9 tokens does not divide by 4; "
-      .. "set layout.sequence = false, or micro = 4, or use tp = 3 or tp = 9")
+    check.throws(function() rows.enter(3, 3) end, "layout.tp = 4: a micro-batch of 3 x 3 = 9 tokens does not divide by "
+      .. "4; set layout.sequence = false, or micro = 4, or use tp = 3 or tp = 9")
     tape.no_grad(rows.enter, 3, 3) -- every rank takes all of them
     equal(rows.own "test", nil)
     tape.context = { training = true }

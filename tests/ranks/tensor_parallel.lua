@@ -21,7 +21,8 @@ end
 local function fails(text, f)
   local ok, message = pcall(f)
   assert(not ok, "no error; expected one with: " .. text)
-  assert(tostring(message):find(text, 1, true), "the error was: " .. tostring(message) .. "\nexpected one with: " .. text)
+  message = tostring(message)
+  assert(message:find(text, 1, true), "the error was: " .. message .. "\nexpected one with: " .. text)
 end
 
 -- ---- models ----
@@ -137,7 +138,9 @@ local function compare(got, want, what)
     near(got.norms[i], want.norms[i], NORM, ("%s: norm %d"):format(what, i))
   end
   for _, kind in ipairs { "gradients", "weights" } do
-    for name, g in pairs(want[kind]) do close(got[kind][name], g, check.f32, ("%s: %s of %s"):format(what, kind, name)) end
+    for name, g in pairs(want[kind]) do
+      close(got[kind][name], g, check.f32, ("%s: %s of %s"):format(what, kind, name))
+    end
     for name in pairs(got[kind]) do assert(want[kind][name], name) end
   end
   close(got.logits, want.logits, check.f32, what .. ": logits")
@@ -227,8 +230,8 @@ fails("layout.tp = 4: model.layers.0.self_attn has 6 heads and 6 kv_heads; tp mu
 fails("layout.tp = 4 does not divide the hidden width (ffn) of model.layers.0.mlp, 10; tp = 2 or tp = 5 would fit",
       build(llama { width = 16, heads = 4, ffn = 10, vocab = 11, context = 8 }))
 local model = pg.build(models.own(), { seed = 7 })
-fails("layout.tp = 4: a micro-batch of 1 x 3 = 3 tokens does not divide by 4; set layout.sequence = false, or micro = 4, "
-      .. "or use tp = 3", function()
+fails("layout.tp = 4: a micro-batch of 1 x 3 = 3 tokens does not divide by 4; set layout.sequence = false, or micro = "
+      .. "4, or use tp = 3", function()
   model:loss { tokens = pg.zeros({ 1, 3 }, "i32"), targets = pg.zeros({ 1, 3 }, "i32") }
 end)
 local tied = pg.build(models.tied())

@@ -37,14 +37,15 @@ local function load_tensors()
 end
 
 --- pg.build(description or module, o) -> a module with its parameters placed and initialised.
--- o.seed (0), o.dtype ("f32").
+-- o.seed (0), o.dtype ("f32"), o.train (true): see params.build.
 local function build(what, o)
   local describe = require "pg.describe"
   local module = describe.is(what) and describe.build(what) or what
   if type(module) ~= "table" or not module.is_module then
     require("pg.c").fail("build: %s is neither a description nor a module", tostring(what))
   end
-  return require("pg.params").build(module, o)
+  require("pg.params").build(module, o)
+  return require("pg.parallel.zero").attach(module)
 end
 
 --- pg.time() -> seconds; pg.memory() -> { in_use, peak, kept, limit, tensors, holders }.

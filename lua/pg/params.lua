@@ -139,11 +139,11 @@ local function map_of(piece)
   return piece.dim == 1 and piece.start * row or 0, 0, 0
 end
 
---- params.initialise(p, seed): numbers that depend on the seed, the piece's name and the index in the whole
--- alone, so that they are the same in every layout.
-function params.initialise(p, seed)
+--- params.initialise(p, seed, flat): numbers into flat, from element p.offset on, that depend on the seed, the
+-- piece's name and the index in the whole alone, so that they are the same in every layout.
+function params.initialise(p, seed, flat)
   for _, piece in ipairs(p.pieces) do
-    local v = p:view(piece.shape, piece.first)
+    local v = flat:view(piece.shape, p.offset + piece.first)
     local kind, a = piece.init[1], piece.init[2]
     local first, cols, stride = map_of(piece)
     if v.count == 0 then kind = "zeros" end
@@ -228,7 +228,8 @@ function params.sums(segment)
 end
 
 --- params.build(root, o) -> root, its parameters cut for this rank, named, placed in segments and initialised.
--- o.seed (0), o.dtype ("f32").
+-- o.seed (0), o.dtype ("f32"; gradients of bf16 and f16 are f32, and a master beside the values keeps what they
+-- lack); o.train = false: no gradients and masters before an optimiser asks for them.
 function params.build(root, o)
   o = o or {}
   mesh.ready()
@@ -238,9 +239,9 @@ function params.build(root, o)
   local seed = ffi.cast("uint64_t", c.int64(o.seed or 0, "seed"))
   root.segments = {}
   for i, g in ipairs(gather(root)) do
-    local s = Segment.new(g.name, g.list, o.dtype or "f32")
+    local s = Segment.new(g.name, g.list, o.dtype or "f32", {
+      train = o.train, numbers = function(p, flat) params.initialise(p, seed, flat) end })
     root.segments[i], s.sums = s, params.sums(s)
-    for _, p in ipairs(g.list) do params.initialise(p, seed) end
   end
   return root
 end

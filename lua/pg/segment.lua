@@ -1,10 +1,15 @@
--- segment.lua: the parameters of one block laid end to end in flat buffers: value, gradient, and what an
--- optimiser adds (moments, masters).  A segment is the unit of reducing, sharding, updating and saving.
+-- segment.lua: the parameters of one block laid end to end in flat buffers: value, gradient, master; an
+-- optimiser adds moments.  A segment is the unit of reducing, sharding, updating and saving.
 -- Order: what tensor parallelism cuts, then what its ranks all hold; matrices before the rest in both.
 -- Each parameter starts on a multiple of 64 elements.
 --   s.count               elements of the whole
---   s.first, s.size       the window of it that this rank updates: all of it, or under ZeRO the share of
+--   s.level               the ZeRO stage that it lives under; 0 where dp has one rank
+--   s.first, s.size       the window of it that this rank updates: all of it, or from level 1 on the share of
 --                         its place on dp; s.own_value and s.own_grad are those stretches
+--   s.value, s.grad       flat buffers of the whole.  From level 2 on s.grad is here only from the first
+--                         gradient of a backward to its reduction, and s.own_grad adds up the shares of a
+--                         step; at level 3 s.value is here only while its block runs (parallel/zero.lua)
+--   s.master              beside bf16: i16, the 16 bits that bf16 lacks; beside f16: f32.  Of the window
 --   s.sums                { { first, count, axis }, ... }: stretches of the gradient to be summed over an
 --                         axis before dp, since every rank of that axis made a part of it
 local c = require "pg.c"
@@ -13,8 +18,11 @@ local Tensor = require "pg.tensor"
 local C, ffi = c.C, c.ffi
 
 local ALIGN = 64 -- elements
+local masters = { bf16 = "i16", f16 = "f32" } -- dtype of the master beside values of these
 local Segment = {}
 Segment.__index = Segment
+
+-- ---- laying out ----
 
 local function up(n, unit) return math.ceil(n / unit) * unit end
 
@@ -33,6 +41,15 @@ local function place(list, share)
   return order, up(offset, ALIGN * share)
 end
 
+--- Segment.hash(t) -> a hash of a tensor's bytes as two numbers that a double holds exactly.
+function Segment.hash(t)
+  local n = t.count * tonumber(C.pg_dtype_size(Tensor.codes[t.dtype]))
+  local bytes = ffi.new("uint8_t[?]", math.max(n, 1))
+  c.check(C.pg_tensor_read(t:alive().raw, 0, bytes, n))
+  local h = C.pg_hash(bytes, n, 0)
+  return tonumber(h % 0x100000000ULL), tonumber(h / 0x100000000ULL)
+end
+
 local function attach(p, flat)
   local v = flat:view(p.shape, p.offset):keep()
   p.raw, v.raw = v.raw, nil
@@ -45,36 +62,225 @@ local function buffer(tag, count, dtype)
   return t
 end
 
---- Segment.new(name, list, dtype) -> a segment whose buffers hold the parameters of the list.  Gradients
--- are f32 beside bf16 and f16.
-function Segment.new(name, list, dtype)
+-- The stretch of a flat buffer of the whole that is this rank's.
+local function own(s, flat)
+  if s.size == s.count then return flat end
+  return flat:view({ s.size }, s.first):keep()
+end
+
+-- First numbers, made in f32 and rounded once, so that a half precision run starts from those of the f32 run.
+local function set_numbers(s, o)
+  local kind = masters[s.dtype]
+  local flat = kind and Tensor.zeros({ s.count }, "f32"):keep() or s.value
+  for _, p in ipairs(s.params) do o.numbers(p, flat) end
+  if not kind then return end
+  local master = buffer("masters", s.count, kind)
+  c.check(C.pg_master_split(s.value.raw, master.raw, flat.raw))
+  flat:free()
+  if o.train == false then return master:free() end
+  s.master = master
+  if s.size < s.count then
+    local part = own(s, master)
+    s.master = buffer("masters", s.size, kind):copy_from(part)
+    part:free()
+    master:free()
+  end
+end
+
+--- Segment.new(name, list, dtype, o) -> a segment whose buffers hold the parameters of the list.
+-- o.numbers(p, flat) writes the first numbers of p into flat, from element p.offset on; o.train = false: no
+-- gradients and masters yet (segment:for_training brings them).
+function Segment.new(name, list, dtype, o)
   local layout = mesh.layout
   local share = layout.zero > 0 and mesh.dp.size or 1
   local order, total = place(list, share)
-  local s = setmetatable({ name = name, params = order, count = total, dtype = dtype, sums = {} }, Segment)
-  s.grad_dtype = (dtype == "bf16" or dtype == "f16") and "f32" or dtype
+  local s = setmetatable({ name = name, params = order, count = total, dtype = dtype, sums = {}, axis = mesh.dp,
+                           level = share > 1 and layout.zero or 0, value_here = true, held = 0, loose = 0 }, Segment)
+  s.grad_dtype = masters[dtype] and "f32" or dtype
   s.size = total / share
   s.first = share > 1 and mesh.dp.rank * s.size or 0
-  s.value, s.grad = buffer("weights", total, dtype), buffer("gradients", total, s.grad_dtype)
+  s.value = buffer("weights", total, dtype)
+  s.own_value = own(s, s.value)
   for _, p in ipairs(order) do
     p.dtype, p.grad_dtype, p.segment = dtype, s.grad_dtype, s
     attach(p, s.value)
-    p.grad = s.grad:view(p.shape, p.offset):keep()
-    p.grad_fresh = true
   end
-  s:find_own()
+  set_numbers(s, o)
+  if o.train ~= false then s:for_training() end
+  if s.level == 3 then
+    s.born = { Segment.hash(s.value) } -- the whole is seen once: for parallel/same_weights.lua
+    s:part_values()
+  end
   return s
 end
 
---- segment:find_own(): own_value and own_grad from the buffers of the whole.
-function Segment:find_own()
-  if self.size == self.count then
-    self.own_value, self.own_grad = self.value, self.grad
-  else
-    self.own_value = self.value:view({ self.size }, self.first):keep()
-    self.own_grad = self.grad:view({ self.size }, self.first):keep()
+-- Stretches of the whole that belong to no parameter, as views of a flat buffer.
+local function gaps_of(s, flat)
+  local gaps = {}
+  for i, p in ipairs(s.params) do
+    local from, to = p.offset + p.count, s.params[i + 1] and s.params[i + 1].offset or s.count
+    if to > from then gaps[#gaps + 1] = flat:view({ to - from }, from):keep() end
   end
+  return gaps
 end
+
+--- segment:for_training(): gradients (f32 beside bf16 and f16) and masters, where they are not here yet.  A master
+-- made here stands for what the values are now.
+function Segment:for_training()
+  local kind = masters[self.dtype]
+  if kind and not self.master then
+    self.master = buffer("masters", self.size, kind)
+    self:write_numbers(self:read_numbers())
+  end
+  if self.grad then return end
+  self.grad = buffer("gradients", self.count, self.grad_dtype)
+  for _, p in ipairs(self.params) do p.grad = self.grad:view(p.shape, p.offset):keep() end
+  self.grad_here = true
+  if self.level < 2 then
+    self.own_grad = own(self, self.grad)
+  else
+    self.gaps = gaps_of(self, self.grad)
+    self:drop_grad()
+    self.own_grad = buffer("gradients", self.size, self.grad_dtype)
+  end
+  self:fresh()
+end
+
+-- ---- values of the window ----
+
+--- segment:read_numbers() -> a new tensor [size]: the numbers of this rank's window, in f32 (f64 for f64), with what
+-- the master knows.
+function Segment:read_numbers()
+  local out = Tensor.empty({ self.size }, masters[self.dtype] and "f32" or self.dtype)
+  if not self.master then return out:copy_from(self.own_value) end
+  c.check(C.pg_master_join(out.raw, self.own_value.raw, self.master.raw))
+  return out
+end
+
+--- segment:write_numbers(t): those numbers set, value and master.  The other ranks of dp see them after
+-- zero.gather_values.
+function Segment:write_numbers(t)
+  self:ready()
+  if not self.master then return self.own_value:copy_from(t) end
+  c.check(C.pg_master_split(self.own_value.raw, self.master.raw, t:alive().raw))
+end
+
+-- ---- buffers that come and go ----
+
+local function refill(flat)
+  local rc = C.pg_storage_fill(flat.raw)
+  if rc == C.PG_ENOMEM then -- garbage may hold what is needed
+    c.collect()
+    rc = C.pg_storage_fill(flat.raw)
+  end
+  c.check(rc)
+end
+
+--- segment:open_grad(): the gradient of the whole is here to be written.
+function Segment:open_grad()
+  if self.flight then self:land() end
+  if self.grad_here or not self.grad then return end
+  refill(self.grad)
+  for _, gap in ipairs(self.gaps) do gap:fill(0) end
+  self.grad_here = true
+end
+
+function Segment:drop_grad()
+  c.check(C.pg_storage_drop(self.grad.raw, "the gradient of " .. self.name))
+  self.grad_here = false
+end
+
+--- segment:land(): the reduction under way, s.flight = { work, part }, is waited for: its part of the sum added to
+-- own_grad (the first of a step is there already), the gradient of the whole dropped.
+function Segment:land()
+  local flight = self.flight
+  self.flight = nil
+  flight.work:wait()
+  if flight.part ~= self.own_grad then
+    c.check(C.pg_axpby(self.own_grad.raw, flight.part.raw, 1, 1))
+    flight.part:free()
+  end
+  self:drop_grad()
+end
+
+--- segment:share_values(): all ranks of dp begin to send one another their windows of the values.
+function Segment:share_values()
+  self:ready()
+  self.gather = self.axis:all_gather(self.value, self.own_value, true)
+end
+
+--- segment:ready(): what share_values or bring has begun is done.
+function Segment:ready()
+  local gather = self.gather
+  if not gather then return end
+  self.gather = nil
+  gather:wait()
+end
+
+--- segment:part_values(): from now on (level 3) the values of the whole come and go.
+function Segment:part_values()
+  C.pg_mem_tag "weights"
+  local part = Tensor.empty({ self.size }, self.dtype):keep():copy_from(self.own_value)
+  C.pg_mem_tag "activations"
+  self.own_value:free()
+  self.own_value = part
+  self:put_away()
+end
+
+--- segment:whole_values(): they stay, of whatever level.
+function Segment:whole_values()
+  self:bring()
+  self:ready()
+  self.own_value:free()
+  self.own_value, self.stays = own(self, self.value), true
+end
+
+--- segment:bring(), ready(): the values of the whole are here; bring only begins it.
+function Segment:bring()
+  if self.value_here then return end
+  refill(self.value)
+  self.value_here = true
+  self:share_values()
+end
+
+--- segment:put_away(): they are dropped; touching one of the parameters is an error that names the segment.
+function Segment:put_away()
+  if not self.value_here or self.stays then return end
+  self:ready()
+  c.check(C.pg_storage_drop(self.value.raw, self.name))
+  self.value_here = false
+end
+
+--- segment:updated(): this rank has new numbers in its window.  The whole is sent round, or, where it comes and goes,
+-- what is here of it is dropped, since it is of before.
+function Segment:updated()
+  if self.level == 0 then return end
+  if self.level < 3 or self.stays then return self:share_values() end
+  self.held, self.loose = 0, 0
+  self:put_away()
+end
+
+--- segment:edit(f): f(flat) may change the numbers of the whole, flat [count] in f32 (f64 for f64); every rank of dp
+-- calls it with the same change.  Masters follow.
+function Segment:edit(f)
+  if self.level == 0 and not masters[self.dtype] then return f(self.value) end
+  local flat = self:read_numbers()
+  if self.size < self.count then
+    local part = flat
+    flat = Tensor.empty({ self.count }, part.dtype)
+    self.axis:all_gather(flat, part)
+    part:release()
+  end
+  f(flat)
+  local part = flat:view({ self.size }, self.first)
+  self:write_numbers(part)
+  part:release()
+  flat:release()
+  self:updated()
+  self:ready()
+end
+
+-- ---- runs ----
 
 -- How many ranks of the job hold this piece, and so have its square in their sum.
 local function holders(p, piece)
@@ -128,8 +334,9 @@ function Segment:stale()
   return false
 end
 
---- segment:zero_unused(): a parameter that got no gradient in this step has gradient 0.
+--- segment:zero_unused(): a parameter that got no gradient in this backward has gradient 0.
 function Segment:zero_unused()
+  self:open_grad()
   for _, p in ipairs(self.params) do
     if p.grad_fresh then
       p.grad:fill(0)
@@ -141,15 +348,34 @@ end
 --- segment:fresh(): the next gradients overwrite these.
 function Segment:fresh()
   for _, p in ipairs(self.params) do p.grad_fresh = true end
+  self.own_fresh = true
 end
 
---- segment:pieces(flat) -> { { name, view }, ... }: every named piece as a view of a flat buffer of the
--- segment (its value, gradient or a moment).  The caller frees the views.
+-- ---- names ----
+
+local function count_of(shape)
+  local n = 1
+  for _, d in ipairs(shape) do n = n * d end
+  return n
+end
+
+--- segment:pieces(flat) -> { { name, view, first, piece }, ... }: every named piece as a view of a flat buffer of the
+-- segment (its value, gradient or a moment).  Of a buffer of this rank's window: what lies in it, a view of one dim
+-- that begins at element `first` of the piece where it is not all of it.  The caller frees the views.
 function Segment:pieces(flat)
   local out = {}
+  local low = flat.count == self.count and 0 or self.first
+  local high = low + flat.count
   for _, p in ipairs(self.params) do
     for _, piece in ipairs(p.pieces) do
-      out[#out + 1] = { name = piece.name, view = flat:view(piece.shape, p.offset + piece.first) }
+      local at, n = p.offset + piece.first, count_of(piece.shape)
+      local from, to = math.max(at, low), math.min(at + n, high)
+      if from == at and to == at + n then
+        out[#out + 1] = { name = piece.name, view = flat:view(piece.shape, at - low), first = 0, piece = piece }
+      elseif to > from then
+        out[#out + 1] = { name = piece.name, view = flat:view({ to - from }, from - low), first = from - at,
+                          piece = piece }
+      end
     end
   end
   return out

@@ -114,6 +114,8 @@ local function leaf_target(t, mixed)
   if not t.grad then
     t.grad = Tensor.empty(t.shape, t.grad_dtype or t.dtype):keep()
     t.grad_fresh = true
+  elseif t.grad_fresh and t.segment then
+    t.segment:open_grad() -- under ZeRO its buffer comes and goes
   end
   local add = t.grad_fresh and 0 or 1
   t.grad_fresh = false
@@ -264,8 +266,9 @@ local function in_gradient(r, message)
 end
 
 --- tape.backward(outputs, gradients, options): add d(sum of outputs . gradients) to the leaves.
--- options.done(leaf): called when a leaf has its whole gradient; options.later: a list that takes the
--- weight gradients put off (tape.finish runs them).
+-- options.done(leaf): called when a leaf has its whole gradient (an object with begin(records) hears first what will
+-- be walked); options.later: a list that takes the
+-- weight gradients put off (tape.finish runs them).  Rules find the options as tape.walking.
 function tape.backward(outputs, gradients, options)
   options = options or {}
   local roots = {}
@@ -277,6 +280,7 @@ function tape.backward(outputs, gradients, options)
     roots[i] = r
   end
   local records, uses = reach(roots)
+  if type(options.done) == "table" then options.done:begin(records) end
   for i, r in ipairs(roots) do
     if r.grad then
       local sum = inner_target(outputs[i])
@@ -285,8 +289,8 @@ function tape.backward(outputs, gradients, options)
       r.grad = gradients[i]:retain()
     end
   end
-  local before = tape.enabled
-  tape.enabled = false
+  local before, around = tape.enabled, tape.walking
+  tape.enabled, tape.walking = false, options
   local now -- the record being walked
   local ok, message = pcall(scope.light, function()
     for i = 1, #records do
@@ -294,7 +298,7 @@ function tape.backward(outputs, gradients, options)
       walk(now, uses, options.done, options.later)
     end
   end)
-  tape.enabled = before
+  tape.enabled, tape.walking = before, around
   if not ok then
     give_up(records)
     error(in_gradient(now, message), 0)

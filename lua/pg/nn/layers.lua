@@ -210,12 +210,17 @@ function layers.Sequential:forward(x) return self:run(x, 1, #self.items) end
 function layers.Sequential:run(x, first, last)
   local recompute = require("pg.ops.custom").recompute
   for i = first, last do
-    local item, around = self.items[i], self.around and self.around[i]
-    if around then x = around.before(x) end
-    if self.recompute and item.can_recompute then x = recompute(item, x) else x = item(x) end
-    if around then x = around.after(x) end
+    local item = self.items[i]
+    x = self:at(i, x, self.recompute and item.can_recompute and recompute or item.__call)
   end
   return x
+end
+
+--- sequential:at(i, x, f) -> what f(item i, x) returns, a tensor first, between what `around` has for that item.
+function layers.Sequential:at(i, x, f)
+  local around = self.around and self.around[i]
+  if not around then return f(self.items[i], x) end
+  return around.after(f(self.items[i], around.before(x)))
 end
 
 return layers

@@ -14,6 +14,7 @@ local schema = {
   eps   = { "number", 1e-8, "added to the root", low = 0 },
   decay = { "number", 0, "weight decay, decoupled; not on norms and biases" },
   clip  = { "number", 0, "largest gradient norm; 0: no clipping", low = 0 },
+  moments = { { "fp32", "bf16" }, "fp32", "how the moments of bf16 and f16 weights are kept" },
 }
 
 function AdamW:corrections(number, rate)
@@ -23,11 +24,12 @@ end
 
 function AdamW:update(s, state)
   local o = self.settings
-  c.check(C.pg_adamw(s.own_value.raw, nil, s.own_grad.raw, state.exp_avg.raw, state.exp_avg_sq.raw, state.ends.raw,
+  local master = state.master and state.master.raw or nil
+  c.check(C.pg_adamw(s.own_value.raw, master, s.own_grad.raw, state.exp_avg.raw, state.exp_avg_sq.raw, state.ends.raw,
                      state.factors.raw, step.block().raw, o.betas[1], o.betas[2], o.eps))
 end
 
---- adamw(parameters, { rate=, betas=, eps=, decay=, clip= }, run) -> an optimiser.
+--- adamw(parameters, { rate=, betas=, eps=, decay=, clip=, moments= }, run) -> an optimiser.
 local function new(parameters, settings, run)
   return Optimizer.setup(setmetatable({}, AdamW), parameters, describe.fill(settings or {}, schema, "adamw"), run)
 end

@@ -1,7 +1,9 @@
 -- optim/optimizer.lua: what AdamW and SGD share: segments, the step block, clipping, the checks.
---   optim:step() = norm and clip factor on the device, then one fused update a segment
--- On several ranks self.before_step sums the gradients first (parallel/reducer.lua attaches itself there).
+--   optim:step() = norm and clip factor on the device, then one fused update a segment, of this rank's window
+-- On several ranks self.before_step sums the gradients first, and self.after_step waits for what the ranks send one
+-- another of their windows (parallel/reducer.lua attaches itself there).
 local c = require "pg.c"
+local agree = require "pg.agree"
 local mesh = require "pg.mesh"
 local rate = require "pg.optim.rate"
 local step = require "pg.step"
@@ -46,6 +48,16 @@ local function segments_of(parameters)
   return list
 end
 
+-- dtype of the moments of a segment: that of its gradients, or half of it where the settings say so.
+local function moments_of(s, settings)
+  if settings.moments ~= "bf16" then return s.grad_dtype end
+  if not s.master then
+    c.fail('optim.moments = "bf16" goes with bf16 or f16 weights, those of segment %s are %s; use "fp32"', s.name,
+           s.dtype)
+  end
+  return "bf16"
+end
+
 --- Optimizer.setup(self, parameters, settings, run): segments, run tables, rate; moments are named by
 -- the caller's self.moments.
 function Optimizer.setup(self, parameters, settings, run)
@@ -57,9 +69,10 @@ function Optimizer.setup(self, parameters, settings, run)
   self.steps = 0
   self.states = {}
   for _, s in ipairs(self.segments) do
+    s:for_training()
+    local state, dtype = { master = s.master }, moments_of(s, settings)
     C.pg_mem_tag "moments"
-    local state = {}
-    for _, name in ipairs(self.moments) do state[name] = Tensor.zeros({ s.size }, s.grad_dtype):keep() end
+    for _, name in ipairs(self.moments) do state[name] = Tensor.zeros({ s.size }, dtype):keep() end
     C.pg_mem_tag "activations"
     self.states[s] = state
     self:lay_runs(s)
@@ -78,6 +91,10 @@ end
 --- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
 function Optimizer:swap(settings, run)
   check_settings(settings)
+  local was, now = self.settings.moments or "fp32", settings.moments or "fp32"
+  if was ~= now then
+    c.fail('optim.moments was "%s", is "%s" now; set it back, or start a new run', was, now)
+  end
   self.settings, self.run = settings, run or self.run
   self.rate = rate.build(settings.rate, self.run)
   for _, s in ipairs(self.segments) do self:lay_runs(s) end
@@ -89,13 +106,25 @@ function Optimizer:resume(number)
   step.set { RANDOM = step.random_base(self.run.seed or 0, number) }
 end
 
--- The first parameter (or loss) that is not finite, for the message.
+-- This rank's first gradient that is not finite, for the message.
 function Optimizer:first_bad()
   for _, s in ipairs(self.segments) do
-    for _, piece in ipairs(s:pieces(s.grad)) do
-      if watch.nonfinite(piece.view) > 0 then return piece.name end
+    local found
+    for _, piece in ipairs(s:pieces(s.own_grad)) do
+      if not found and watch.nonfinite(piece.view) > 0 then found = piece.name end
+      piece.view:free()
     end
+    if found then return found end
   end
+end
+
+-- The norm is not finite, on all ranks: the first one that made a bad gradient is named.  After a sum over dp
+-- (which spreads it) self.bad_gradient is what this rank had before.
+function Optimizer:refuse(number, norm)
+  local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad()
+  local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
+  local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
+  c.fail("%s", agree.first(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
 end
 
 -- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all
@@ -118,12 +147,14 @@ function Optimizer:measure()
 end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
--- summed over dp already; o.state: what the rate is asked with.  Raises, with nothing updated, where a
--- gradient is not finite.
+-- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
+-- o.state: what the rate is asked with.  Raises, with nothing updated, where a gradient is not finite.
 function Optimizer:step(o)
-  if self.before_step then self.before_step(self, o and o.reduced) end
+  local reduced = o and o.reduced
+  self.bad_gradient = o and o.bad
+  if self.before_step then self.before_step(self, reduced) end
   for _, s in ipairs(self.segments) do
-    s:zero_unused()
+    if s.level < 2 then s:zero_unused() end -- from level 2 on done when it was reduced
     if s:stale() then self:lay_runs(s) end
   end
   local number = self.steps + 1
@@ -135,26 +166,27 @@ function Optimizer:step(o)
   step.set(self:corrections(number, now))
   for _, s in ipairs(self.segments) do
     self:update(s, self.states[s], number)
+    s:updated()
     s:fresh()
   end
+  if self.after_step then self.after_step(self, reduced) end
   local norm, finite = step.get("NORM", "FINITE")
-  if finite == 0 then
-    c.fail("step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated",
-           number, mesh.rank(), tostring(norm), self:first_bad() or "none here (on another rank)")
-  end
+  if finite == 0 then self:refuse(number, norm) end
   self.steps = number
   step.set { RANDOM = step.random_base(self.run.seed or 0, number) }
   self.last_norm, self.last_rate = norm, now
   return norm, now
 end
 
---- optim:state_pieces() -> { { name, view }, ... }: every moment under MOMENT.PARAMETER, for checkpoints.
+--- optim:state_pieces() -> { { name, view, first, piece }, ... }: every moment under MOMENT.PARAMETER, for
+-- checkpoints: what lies in this rank's window, as segment:pieces has it.
 function Optimizer:state_pieces()
   local out = {}
   for _, s in ipairs(self.segments) do
     for _, moment in ipairs(self.moments) do
       for _, piece in ipairs(s:pieces(self.states[s][moment])) do
-        out[#out + 1] = { name = moment .. "." .. piece.name, view = piece.view }
+        piece.name = moment .. "." .. piece.name
+        out[#out + 1] = piece
       end
     end
   end

@@ -22,7 +22,8 @@ function SGD.corrections(_, _, rate) return { RATE = rate, BIAS1 = 1, BIAS2 = 1 
 function SGD:update(s, state, number)
   local o = self.settings
   local m = o.momentum ~= 0 and state.momentum_buffer.raw or nil
-  c.check(C.pg_sgd(s.own_value.raw, nil, s.own_grad.raw, m, state.ends.raw, state.factors.raw, step.block().raw,
+  local master = state.master and state.master.raw or nil
+  c.check(C.pg_sgd(s.own_value.raw, master, s.own_grad.raw, m, state.ends.raw, state.factors.raw, step.block().raw,
                    o.momentum, o.dampening, o.nesterov and 1 or 0, number == 1 and 1 or 0))
 end
 

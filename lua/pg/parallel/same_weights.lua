@@ -2,17 +2,9 @@
 -- script that seeds by rank would otherwise train different models and never say so.
 local c = require "pg.c"
 local mesh = require "pg.mesh"
-local C = c.C
+local hash = require("pg.segment").hash
 
 local same_weights = {}
-
--- A hash of a tensor's bytes as two numbers that a double holds exactly.
-local sizes = { f32 = 4, f64 = 8, i32 = 4, i64 = 8, u8 = 1, i16 = 2, bf16 = 4, f16 = 4 } -- of t:buffer()
-local function hash(t)
-  local buffer, n = t:buffer()
-  local h = C.pg_hash(buffer, n * sizes[t.dtype], 0)
-  return tonumber(h % 0x100000000ULL), tonumber(h / 0x100000000ULL)
-end
 
 -- true where every rank has the same numbers in `list`: the largest of x and of -x agree.
 local function same(list, axis)
@@ -23,19 +15,21 @@ local function same(list, axis)
   return true
 end
 
---- same_weights.check(segments, axis): raises on every rank, naming the first tensor that differs.
+--- same_weights.check(segments, axis): raises on every rank, naming the first tensor that differs.  Under ZeRO-3,
+-- where a rank has the whole of a segment only at its birth, the first numbers are compared and the segment named.
 function same_weights.check(segments, axis)
   axis = axis or mesh.ready().dp
   if axis.size == 1 then return end
   local hashes = {}
   for _, s in ipairs(segments) do
-    local low, high = hash(s.value)
+    local low, high
+    if s.born then low, high = unpack(s.born) else low, high = hash(s.value) end
     hashes[#hashes + 1], hashes[#hashes + 2] = low, high
   end
   local fine, at = same(hashes, axis)
   if fine then return end
   local s = segments[math.ceil(at / 2)]
-  for _, piece in ipairs(s:pieces(s.value)) do
+  for _, piece in ipairs(s.born and {} or s:pieces(s.value)) do
     if not same({ hash(piece.view) }, axis) then
       c.fail("the ranks of axis %s start from different weights; first tensor that differs: %s; give every rank "
              .. "the same seed, or broadcast the weights of rank 0", axis.name, piece.name)

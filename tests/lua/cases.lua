@@ -294,6 +294,27 @@ add("recompute", "identity", { { 4, 9 } }, function(x) return pg.recompute(funct
 add("sum_values", "", { { 3, 5 } }, function(x) return pg.sum_values(pg.square(x)) end)
 add("all_reduce", "", { { 3, 5 } }, function(x) return pg.all_reduce(x) end, { still = true })
 
+-- On an axis of one rank; between ranks: tests/ranks/comm_ops.lua, tensor_parallel.lua.
+local split, one = require "pg.ops.split_linear", require("pg.mesh").ready().tp
+for _, op in ipairs { "copy_to_ranks", "reduce_from_ranks", "gather_rows", "join_rows", "reduce_scatter_rows",
+                      "gather_columns" } do
+  add(op, "", { { 4, 6 } }, function(x) return pg[op](pg.square(x), one) end)
+end
+add("linear_gathered", "", { { 4, 6 }, { 3, 6 } }, function(x, w) return split.linear_gathered(x, w, nil, nil, one) end)
+add("linear_gathered", "gelu", { { 2, 2, 6 }, { 3, 6 }, { 3 } },
+  function(x, w, b) return split.linear_gathered(x, w, b, "gelu", one) end)
+add("linear_gathered", "twice", { { 4, 6 }, { 3, 6 } }, function(x, w)
+  local h = pg.tanh(x)
+  return pg.add(split.linear_gathered(h, w, nil, nil, one), pg.linear(h, w))
+end)
+add("linear_scattered", "", { { 4, 6 }, { 3, 6 } }, function(x, w) return split.linear_scattered(x, w, nil, one) end)
+add("linear_scattered", "bias", { { 2, 2, 6 }, { 3, 6 }, { 3 } },
+  function(x, w, b) return split.linear_scattered(pg.tanh(x), w, b, one) end)
+add("embedding_part", "", { { 4, 3 } }, function(w)
+  local ids = pg.tensor({ { 7, 5, 0 }, { 8, 7, 11 } }, "i32")
+  return require("pg.ops.split_embedding").embedding_part(w, ids, { first = 5, valid = 3, vocab = 12 })
+end)
+
 -- A tensor with several uses: the shape of a residual block.
 add("add", "residual", { { 3, 7 }, { 7, 7 }, { 7 } }, function(x, w, g)
   local h = pg.add(x, pg.linear(pg.rmsnorm(x, g), w))

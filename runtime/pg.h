@@ -365,6 +365,10 @@ int pg_safetensors_info(const pg_safetensors *f, int64_t i, int *dtype, int *ndi
 const char *pg_safetensors_meta(const pg_safetensors *f, const char *key); /* NULL if absent */
 /* t (+any dtype, cast) = elements [first, first + count(t)) of entry i. */
 int pg_safetensors_read(const pg_safetensors *f, int64_t i, int64_t first, pg_tensor *t);
+/* The same of a block of columns, whose number k is the entry's element first + (k / cols) * stride
+ * + k % cols (cols = stride = 0: first + k): t = its numbers [from, from + count(t)). */
+int pg_safetensors_read_block(const pg_safetensors *f, int64_t i, int64_t first, int64_t cols,
+                              int64_t stride, int64_t from, pg_tensor *t);
 void pg_safetensors_close(pg_safetensors *f);
 /* Writing: declare all, begin, write each in any order, finish (fsync and rename); close without
  * finish removes what was written aside. */
@@ -374,7 +378,15 @@ int pg_safetensors_declare(pg_safetensors *f, const char *name, int dtype, int n
                            const int64_t *dims);
 int pg_safetensors_begin(pg_safetensors *f);
 int pg_safetensors_write(pg_safetensors *f, const char *name, int64_t first, const pg_tensor *t);
+int pg_safetensors_write_block(pg_safetensors *f, const char *name, int64_t first, int64_t cols,
+                               int64_t stride, int64_t from, const pg_tensor *t);
 int pg_safetensors_finish(pg_safetensors *f);
+/* Several processes write one file: after begin its creator shares it, the others join the path that
+ * share returns (NULL: an error), write their numbers, sync (on disk when it returns) and close; then
+ * its creator finishes.  That every element was written is theirs to know: finish does not count. */
+const char *pg_safetensors_share(pg_safetensors *f);
+int pg_safetensors_join(pg_safetensors **out, const char *path);
+int pg_safetensors_sync(pg_safetensors *f);
 
 /* ---- files: tokens (llm.c and nanoGPT shards) ---- */
 typedef struct pg_tokens pg_tokens;

@@ -49,10 +49,40 @@ function agree.text(f, ...)
   return got:sub(2)
 end
 
---- agree.text_of(rank, text) -> the text of that rank, on every rank.
-function agree.text_of(rank, text)
+--- agree.tell(text) -> rank 0's text, on every rank.
+function agree.tell(text)
   if mesh.size() == 1 then return text end
-  return broadcast(text, rank)
+  return broadcast(text or "", 0)
+end
+
+--- agree.texts(text) -> the texts of all ranks, in their order, on every rank.
+function agree.texts(text)
+  local size, rank = mesh.size(), mesh.rank()
+  if size == 1 then return { text } end
+  local lengths, most, out = {}, 1, {}
+  for r = 0, size - 1 do lengths[r + 1] = r == rank and #text or 0 end
+  lengths = mesh.world:sum_numbers(lengths)
+  for _, n in ipairs(lengths) do most = math.max(most, n) end
+  local buffer = ffi.new("uint8_t[?]", most)
+  ffi.copy(buffer, text, #text)
+  local part, all = Tensor.empty({ most }, "u8"):write(buffer), Tensor.empty({ size * most }, "u8")
+  mesh.world:all_gather(all, part)
+  local got = all:buffer()
+  for r, n in ipairs(lengths) do out[r] = ffi.string(got + (r - 1) * most, n) end
+  part:release()
+  all:release()
+  return out
+end
+
+--- agree.together(f, ...) -> what f(...) returns.  Where it raises on any rank, the message of the first such rank
+-- is raised on all.
+function agree.together(f, ...)
+  local ok, result = pcall(f, ...)
+  local mine = not ok and tostring(result) or nil
+  if mine and mesh.rank() > 0 then mine = ("rank %d: %s"):format(mesh.rank(), mine) end
+  local wrong = agree.first(mine)
+  if wrong then error(wrong, 0) end
+  return result
 end
 
 --- agree.first(message) -> nil where no rank brings a message, else that of the first rank that does.

@@ -1,13 +1,16 @@
--- checkpoint.lua: a training put on disk whole or not at all, and taken up again.
--- runs/NAME/checkpoints/step-00000300/ holds model.safetensors (Hugging Face's names), optimizer.safetensors
--- (exp_avg.NAME, ...) and manifest.json (what is not a tensor).  All is written in a folder aside, each
--- file fsynced, the manifest last; then the folder is renamed.  A folder without a manifest that parses and
--- files that open is no checkpoint.  Ranks of dp hold the same numbers, so rank 0 writes them.
+-- checkpoint.lua: a training put on disk whole or not at all, and taken up again in any layout.
+-- runs/NAME/checkpoints/step-00000300/ holds model.safetensors (Hugging Face's names, f32), optimizer.safetensors
+-- (exp_avg.NAME, ..., in the moments' dtype) and manifest.json (what is not a tensor).  Tensors are those of the
+-- whole model, whatever the ranks hold of them: shards.lua writes and reads them together.  All is written in a
+-- folder aside, each file fsynced, the manifest last; then the folder is renamed.  A folder without a manifest that
+-- parses and files that open is no checkpoint.
 local c = require "pg.c"
+local agree = require "pg.agree"
+local fragments = require "pg.fragments"
 local fs = require "pg.fs"
 local json = require "pg.json"
-local Tensor = require "pg.tensor"
-local C, ffi = c.C, c.ffi
+local mesh = require "pg.mesh"
+local shards = require "pg.shards"
 
 local checkpoint = {}
 local VERSION = 1
@@ -34,14 +37,6 @@ function checkpoint.clean(folder)
   for _, path in ipairs(fs.glob(folder .. "/checkpoints/.tmp-*")) do fs.remove(path) end
 end
 
-local function open(path)
-  local slot = ffi.new "pg_safetensors *[1]"
-  c.check(C.pg_safetensors_open(slot, path))
-  return ffi.gc(slot[0], C.pg_safetensors_close)
-end
-
-local function close(file) C.pg_safetensors_close(ffi.gc(file, nil)) end
-
 local whole = { "step", "position", "tokens", "epoch" }
 
 --- checkpoint.read(folder) -> its manifest; raises where it is no whole checkpoint.  Keys that this
@@ -58,7 +53,7 @@ function checkpoint.read(folder)
       c.fail("%s/%s: %s is %s, not a count", folder, MANIFEST, key, tostring(value))
     end
   end
-  for _, file in ipairs { MODEL, OPTIMIZER } do close(open(folder .. "/" .. file)) end
+  for _, file in ipairs { MODEL, OPTIMIZER } do shards.close(shards.open(folder .. "/" .. file)) end
   return m
 end
 
@@ -76,68 +71,43 @@ end
 
 -- ---- tensors ----
 
-local dims = ffi.new "int64_t[8]"
-
-local function release(pieces)
-  for _, piece in ipairs(pieces) do piece.view:free() end
-end
-
-local function write_tensors(file, pieces)
-  c.check(C.pg_safetensors_set_meta(file, "format", "pt"))
-  for _, piece in ipairs(pieces) do
-    local shape = piece.view.shape
-    for i, d in ipairs(shape) do dims[i - 1] = d end
-    c.check(C.pg_safetensors_declare(file, piece.name, Tensor.codes[piece.view.dtype], #shape, dims))
-  end
-  c.check(C.pg_safetensors_begin(file))
-  for _, piece in ipairs(pieces) do c.check(C.pg_safetensors_write(file, piece.name, 0, piece.view.raw)) end
-  c.check(C.pg_safetensors_finish(file))
-end
-
--- Write pieces { name, view } to a file, and free the views.
-local function save_pieces(path, pieces)
-  local slot = ffi.new "pg_safetensors *[1]"
-  local ok, why = pcall(function()
-    c.check(C.pg_safetensors_create(slot, path))
-    write_tensors(slot[0], pieces)
-  end)
-  if slot[0] ~= nil then C.pg_safetensors_close(slot[0]) end
-  release(pieces)
-  if not ok then error(why, 0) end
-end
-
-local function shape_text(file, i)
-  local dtype, n, text = ffi.new "int[1]", ffi.new "int[1]", {}
-  c.check(C.pg_safetensors_info(file, i, dtype, n, dims))
-  for k = 1, n[0] do text[k] = tonumber(dims[k - 1]) end
-  return table.concat(text, ",")
-end
-
--- Fill pieces from a file; every one must be there, in its shape, and no other.
-local function load_pieces(path, pieces)
-  local file = open(path)
-  local ok, why = pcall(function()
-    for _, piece in ipairs(pieces) do
-      local i = C.pg_safetensors_find(file, piece.name)
-      if i < 0 then c.fail("resume: %s has no tensor %s", path, piece.name) end
-      local stored, own = shape_text(file, i), table.concat(piece.view.shape, ",")
-      if stored ~= own then c.fail("resume: %s is [%s] in %s, [%s] in this model", piece.name, stored, path, own) end
-      c.check(C.pg_safetensors_read(file, i, 0, piece.view.raw))
-    end
-    local count = tonumber(C.pg_safetensors_count(file))
-    if count ~= #pieces then c.fail("resume: %s holds %d tensors, this model has %d", path, count, #pieces) end
-  end)
-  close(file)
-  release(pieces)
-  if not ok then error(why, 0) end
-end
-
-local function weights(segments)
-  local list = {}
+-- The parts of a list of segments (shards.lua), and those that this rank saves.  dress(part, segment) adds their
+-- numbers.
+local function parts_of(segments, dress)
+  local all, mine = {}, {}
+  mesh.ready()
+  local place, zero = { pp = mesh.pp.rank, tp = mesh.tp.rank }, mesh.layout.zero
   for _, s in ipairs(segments) do
-    for _, piece in ipairs(s:pieces(s.value)) do list[#list + 1] = piece end
+    local first, size = fragments.share(s, mesh.dp, zero)
+    for _, part in ipairs(fragments.of(s, place, s.first, s.size)) do
+      dress(part, s)
+      all[#all + 1] = part
+      mine[#mine + 1] = part.writes and fragments.within(part, first, size) or nil
+    end
   end
-  return list
+  return all, mine
+end
+
+-- The numbers of the model, those of half precision in f32.
+local function weights(segments)
+  return parts_of(segments, function(part, s)
+    local half = s.dtype == "bf16" or s.dtype == "f16"
+    part.dtype, part.flat, part.master, part.base = half and "f32" or s.dtype, s.own_value, s.master, s.first
+  end)
+end
+
+-- The moments of an optimiser, each under MOMENT.PARAMETER.
+local function moments(optim)
+  local all, mine = {}, {}
+  for _, moment in ipairs(optim.moments) do
+    local held, saved = parts_of(optim.segments, function(part, s)
+      local flat = optim.states[s][moment]
+      part.name, part.dtype, part.flat, part.base = moment .. "." .. part.name, flat.dtype, flat, s.first
+    end)
+    for _, part in ipairs(held) do all[#all + 1] = part end
+    for _, part in ipairs(saved) do mine[#mine + 1] = part end
+  end
+  return all, mine
 end
 
 -- ---- saving ----
@@ -148,28 +118,42 @@ local function prune(folder, keep)
   end
 end
 
---- checkpoint.save(run folder, optim, manifest, keep) -> the checkpoint's folder.  On one rank.  Raises with
--- nothing changed where it fails; older ones beyond `keep` go only after the new one stands.
+-- On rank 0: an empty folder aside.
+local function begin(aside)
+  fs.remove(aside)
+  fs.mkdir(aside)
+end
+
+-- On rank 0, when the tensors are on disk: the manifest, and the folder in its place.
+local function finish(aside, target, manifest)
+  json.write(aside .. "/" .. MANIFEST, manifest, { indent = 2, replace = true })
+  fs.sync(aside)
+  if fs.exists(target) then fs.remove(target) end -- a broken one: resuming starts from the newest valid
+  fs.rename(aside, target)
+end
+
+local function on_first(f, ...)
+  if mesh.rank() == 0 then return f(...) end
+end
+
+--- checkpoint.save(run folder, optim, manifest, keep) -> the checkpoint's folder.  All ranks call it.  Raises on
+-- all, with nothing changed, where it fails on one; older ones beyond `keep` go only after the new one stands.
 function checkpoint.save(folder, optim, manifest, keep)
   local place = folder .. "/checkpoints"
   local aside = ("%s/.tmp-%s"):format(place, name_of(manifest.step))
   local target = place .. "/" .. name_of(manifest.step)
   manifest.version = VERSION
   local ok, why = pcall(function()
-    fs.remove(aside)
-    fs.mkdir(aside)
-    save_pieces(aside .. "/" .. MODEL, weights(optim.segments))
-    save_pieces(aside .. "/" .. OPTIMIZER, optim:state_pieces())
-    json.write(aside .. "/" .. MANIFEST, manifest, { indent = 2, replace = true })
-    fs.sync(aside)
-    if fs.exists(target) then fs.remove(target) end -- a broken one: resuming starts from the newest valid
-    fs.rename(aside, target)
+    agree.together(on_first, begin, aside)
+    shards.save(aside .. "/" .. MODEL, weights(optim.segments))
+    shards.save(aside .. "/" .. OPTIMIZER, moments(optim))
+    agree.together(on_first, finish, aside, target, manifest)
   end)
   if not ok then
-    pcall(fs.remove, aside)
+    pcall(on_first, fs.remove, aside)
     c.fail("save: checkpoint of step %d: %s", manifest.step, why)
   end
-  prune(folder, keep)
+  agree.together(on_first, prune, folder, keep)
   return target
 end
 
@@ -209,13 +193,19 @@ function checkpoint.fits(m, settings, data)
   end
 end
 
---- checkpoint.load_model(folder, segments): the numbers of a model alone.
-function checkpoint.load_model(folder, segments) load_pieces(folder .. "/" .. MODEL, weights(segments)) end
+--- checkpoint.load_model(folder, segments): the numbers of a model alone, whatever layout wrote them.  All ranks
+-- call it; each reads what it updates itself, the rest comes from its neighbours on dp.
+function checkpoint.load_model(folder, segments)
+  shards.load(folder .. "/" .. MODEL, (weights(segments)))
+  for _, s in ipairs(segments) do
+    if s.size < s.count then mesh.dp:all_gather(s.value, s.own_value) end
+  end
+end
 
 --- checkpoint.load(folder, manifest, optim): numbers of the model and of its optimiser, on every rank.
 function checkpoint.load(folder, m, optim)
   checkpoint.load_model(folder, optim.segments)
-  load_pieces(folder .. "/" .. OPTIMIZER, optim:state_pieces())
+  shards.load(folder .. "/" .. OPTIMIZER, (moments(optim)))
   optim:resume(m.optimizer and m.optimizer.steps or m.step)
 end
 

@@ -5,7 +5,6 @@ local c = require "pg.c"
 local agree = require "pg.agree"
 local fs = require "pg.fs"
 local host = require "pg.host"
-local mesh = require "pg.mesh"
 local C, ffi = c.C, c.ffi
 
 local choices = {}
@@ -31,9 +30,9 @@ end
 -- rank's.  A collective.
 function choices.share()
   if ffi.string(C.pg_device()) ~= "cuda" then return "" end
-  for rank = mesh.size() - 1, 0, -1 do
-    local theirs = agree.text_of(rank, text())
-    if theirs ~= "" then c.check(C.pg_gemm_adopt(theirs)) end
+  local all = agree.texts(text())
+  for rank = #all, 1, -1 do
+    if all[rank] ~= "" then c.check(C.pg_gemm_adopt(all[rank])) end
   end
   return text()
 end

@@ -306,22 +306,17 @@ function Trainer:manifest()
            optimizer = { name = r.optim[1], steps = self.optim.steps }, libraries = ffi.string(C.pg_version_info()) }
 end
 
--- Rank 0 writes, all hear how it went.
+-- All ranks write, and all hear how it went.
 function Trainer:save()
-  local save, state = self.recipe.save, self.state
-  local wrong, folder
-  if host.rank == 0 then
-    local ok, result = pcall(checkpoint.save, state.run, self.optim, self:manifest(), save.keep)
-    if ok then folder = result else wrong = result end
-  end
-  wrong = agree.first(wrong)
-  self.unsaved = wrong ~= nil
-  if not wrong then
-    log.text("saved %s", folder)
+  local save = self.recipe.save
+  local ok, told = pcall(checkpoint.save, self.state.run, self.optim, self:manifest(), save.keep)
+  self.unsaved = not ok
+  if ok then
+    log.text("saved %s", told)
   elseif save.on_error == "stop" then
-    agree.fail(wrong .. "; the checkpoints before it stand; save.on_error = \"go on\" would go on")
+    agree.fail(told .. "; the checkpoints before it stand; save.on_error = \"go on\" would go on")
   else
-    log.text("%s; going on, the checkpoints before it stand", wrong)
+    log.text("%s; going on, the checkpoints before it stand", told)
   end
 end
 

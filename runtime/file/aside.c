@@ -160,9 +160,22 @@ int pg_aside_write(pg_aside *a, const void *data, int64_t bytes, int64_t at) {
     return pg_file_write_at(a->fd, a->path, data, bytes, at);
 }
 
+int pg_aside_join(pg_aside *a, const char *aside) {
+    *a = (pg_aside){.fd = -1, .path = strdup(aside)};
+    if (!a->path) return pg_fail(PG_ENOMEM, "write: %s: no memory for its name", aside);
+    a->fd = open(aside, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (a->fd >= 0) return PG_OK;
+    int rc = pg_fail(PG_EIO, "write: %s: %m", aside);
+    pg_aside_close(a);
+    return rc;
+}
+
+int pg_aside_sync(pg_aside *a) { return sync_fd(a->fd, a->path); }
+
 int pg_aside_reserve(pg_aside *a, int64_t bytes) {
     if (bytes <= 0 || fallocate(a->fd, 0, 0, (off_t)bytes) == 0) return PG_OK;
-    if (errno != ENOSPC && errno != EFBIG && errno != EDQUOT) return PG_OK; /* not offered here */
+    int offered = errno == ENOSPC || errno == EFBIG || errno == EDQUOT;
+    if (!offered && ftruncate(a->fd, (off_t)bytes) == 0) return PG_OK;
     return pg_fail(PG_EIO, "write: %s needs %lld bytes: %m", a->path, (long long)bytes);
 }
 
@@ -186,7 +199,7 @@ done:
 
 void pg_aside_close(pg_aside *a) {
     if (a->fd >= 0) {
-        unlink(a->aside);
+        if (a->aside) unlink(a->aside);
         close(a->fd);
     }
     free(a->path);

@@ -10,18 +10,23 @@
 typedef struct {
     int fd;      /* -1: nothing open */
     char *path;  /* the target */
-    char *aside; /* where the bytes go until pg_aside_finish */
+    char *aside; /* where the bytes go until pg_aside_finish; NULL: joined, path is that place */
 } pg_aside;
 
 /* Start NAME's new content; removes leftovers of dead writers of the same NAME. */
 int pg_aside_open(pg_aside *a, const char *path);
 int pg_aside_write(pg_aside *a, const void *data, int64_t bytes, int64_t at);
-/* Take the bytes of the whole file from the disk now, so that a full disk shows before the work. */
+/* Give the file its size and take its bytes from the disk now, so that a full disk shows before
+ * the work. */
 int pg_aside_reserve(pg_aside *a, int64_t bytes);
 /* fsync, rename, fsync the folder; on failure the old file stands and the new one is removed
  * (unless only the last fsync failed: then the new one stands, and may not outlive a power cut). */
 int pg_aside_finish(pg_aside *a);
-/* Remove what was not finished, free the names; harmless on {.fd = -1} and when called again. */
+/* Write, too, into `aside`, a file that another process has opened so and will finish. */
+int pg_aside_join(pg_aside *a, const char *aside);
+/* Wait until what was written is on the disk. */
+int pg_aside_sync(pg_aside *a);
+/* Remove what was not finished (not where it was joined), free the names; harmless on {.fd = -1} and when called again. */
 void pg_aside_close(pg_aside *a);
 
 /* Checked calls, seen by pg_fs_fail_after(); PG_EIO with path and reason. */

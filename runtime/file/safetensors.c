@@ -40,10 +40,16 @@ pg_safetensors *st_new(const char *path) {
     return f;
 }
 
-void pg_safetensors_close(pg_safetensors *f) {
-    if (!f) return;
+void st_unmap(pg_safetensors *f) {
     if (f->map) munmap((void *)f->map, (size_t)f->bytes);
     if (f->fd >= 0) close(f->fd);
+    f->map = NULL;
+    f->fd = -1;
+}
+
+void pg_safetensors_close(pg_safetensors *f) {
+    if (!f) return;
+    st_unmap(f);
     pg_aside_close(&f->aside);
     for (int64_t i = 0; i < f->count; i++) free(f->entries[i].name);
     for (int64_t i = 0; i < f->meta_count; i++) {
@@ -72,6 +78,30 @@ int st_shape(st_entry *e, const st_type *type, int ndim, const int64_t *dims) {
     return PG_OK;
 }
 
+/* ---- blocks ---- */
+int st_check_block(const st_entry *e, const st_block *b, int64_t from, int64_t count) {
+    int64_t first = b->first, cols = b->cols, stride = b->stride, last;
+    if (first < 0 || cols < 0 || stride < cols || from < 0)
+        return pg_fail(PG_EINVAL,
+                       "a block from element %lld on with %lld columns of %lld, number %lld",
+                       (long long)first, (long long)cols, (long long)stride, (long long)from);
+    if (count == 0 && first <= e->count) return PG_OK;
+    int beyond = __builtin_add_overflow(from, count - 1, &last);
+    if (!beyond && cols)
+        beyond = __builtin_mul_overflow(last / cols, stride, &stride) ||
+                 __builtin_add_overflow(last % cols, stride, &last);
+    beyond = beyond || __builtin_add_overflow(last, first, &last);
+    if (!beyond && last < e->count) return PG_OK;
+    return pg_fail(PG_ESHAPE, "%lld elements from %lld on, of %lld", (long long)count,
+                   (long long)first, (long long)e->count);
+}
+
+int64_t st_block_at(const st_block *b, int64_t k, int64_t most, int64_t *run) {
+    *run = b->cols ? pg_min64(most, b->cols - k % b->cols) : most;
+    return b->first + (b->cols ? k / b->cols * b->stride + k % b->cols : k);
+}
+
+/* ---- the table ---- */
 /* *items with room for one more of `size` bytes; doubles. */
 static int grow(void *items, int64_t count, int64_t *room, size_t size) {
     if (count < *room) return PG_OK;

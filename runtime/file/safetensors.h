@@ -43,8 +43,15 @@ struct pg_safetensors {
     int64_t bytes;
     int fd;         /* reader; -1 else */
     pg_aside aside; /* writer */
-    char *buffer;   /* writer: st_write's chunk, from begin on */
+    char *buffer;   /* writer: st_buffer's */
+    int shared;     /* writer: others write too, so that finish cannot count */
 };
+
+/* Numbers of an entry: number k of the block is the entry's number
+ * first + (k / cols) * stride + k % cols, or first + k where cols is 0. */
+typedef struct {
+    int64_t first, cols, stride;
+} st_block;
 
 pg_safetensors *st_new(const char *path); /* NULL with a message */
 const st_type *st_type_named(const char *name);
@@ -56,4 +63,14 @@ int st_add_entry(pg_safetensors *f, const char *name, const st_entry *like);
 int st_add_meta(pg_safetensors *f, const char *key, const char *value);
 /* Sort entries with `order`, metadata by key, and build by_name; refuses a repeated name. */
 int st_sort(pg_safetensors *f, int (*order)(const void *, const void *));
+/* Numbers [from, from + count) of the block lie within the entry. */
+int st_check_block(const st_entry *e, const st_block *b, int64_t from, int64_t count);
+/* Where number k of the block lies; *run becomes how many of `most` from k on have no gap. */
+int64_t st_block_at(const st_block *b, int64_t k, int64_t most, int64_t *run);
+/* Memory to write through, where there is none yet. */
+int st_buffer(pg_safetensors *f);
+/* The file is open for writing, and its header is written (begun) or not yet. */
+int st_writing(const pg_safetensors *f, int begun, const char *op);
+/* A reader gives up its file and keeps the table. */
+void st_unmap(pg_safetensors *f);
 #endif

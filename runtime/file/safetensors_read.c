@@ -303,14 +303,26 @@ static int copy_same(pg_tensor *t, const char *from, int64_t count, int64_t size
     return PG_OK;
 }
 
-static int copy_cast(pg_tensor *t, const char *from, const st_type *type, int64_t count) {
+/* n numbers of the block from k on, as dtype; data: the entry's first byte. */
+static void gather(char *to, int dtype, const char *data, const st_type *type, const st_block *b,
+                   int64_t k, int64_t n) {
+    int64_t size = pg_dtype_size(dtype);
+    for (int64_t done = 0, run; done < n; done += run) {
+        const char *at = data + st_block_at(b, k + done, n - done, &run) * type->size;
+        if (dtype == type->dtype) memcpy(to + done * size, at, (size_t)(run * size));
+        else pg_cast(to + done * size, dtype, at, type->dtype, run);
+    }
+}
+
+static int copy_gathered(pg_tensor *t, const char *data, const st_type *type, const st_block *b,
+                         int64_t from, int64_t count) {
     int dtype = pg_tensor_dtype(t), rc = PG_OK;
     int64_t size = pg_dtype_size(dtype);
     char *buffer = malloc((size_t)(CAST_CHUNK * size));
     if (!buffer) return pg_fail(PG_ENOMEM, "no memory to convert");
     for (int64_t done = 0; done < count && rc >= 0; done += CAST_CHUNK) {
         int64_t n = pg_min64(CAST_CHUNK, count - done);
-        pg_cast(buffer, dtype, from + done * type->size, type->dtype, n);
+        gather(buffer, dtype, data, type, b, from + done, n);
         rc = pg_tensor_write(t, done, buffer, n * size);
     }
     free(buffer);
@@ -328,25 +340,31 @@ static int still_whole(const pg_safetensors *f) {
     return PG_OK;
 }
 
-static int read_into(const pg_safetensors *f, const st_entry *e, int64_t first, pg_tensor *t) {
-    int64_t count = pg_tensor_count(t);
+static int read_block(const pg_safetensors *f, const st_entry *e, const st_block *b, int64_t from,
+                      pg_tensor *t) {
+    int64_t count = pg_tensor_count(t), run;
     if (e->type->dtype < 0)
         return pg_fail(PG_EINVAL, "dtype %s has no tensor type here", e->type->name);
-    if (first < 0 || first > e->count || count > e->count - first)
-        return pg_fail(PG_ESHAPE, "%lld elements from %lld on, of %lld", (long long)count,
-                       (long long)first, (long long)e->count);
+    PG_TRY(st_check_block(e, b, from, count));
     PG_TRY(still_whole(f));
-    const char *from = f->map + f->data_start + e->begin + first * e->type->size;
-    if (e->type->dtype == pg_tensor_dtype(t)) return copy_same(t, from, count, e->type->size);
-    return copy_cast(t, from, e->type, count);
+    const char *data = f->map + f->data_start + e->begin;
+    int64_t at = st_block_at(b, from, count, &run);
+    if (run == count && e->type->dtype == pg_tensor_dtype(t))
+        return copy_same(t, data + at * e->type->size, count, e->type->size);
+    return copy_gathered(t, data, e->type, b, from, count);
 }
 
 int pg_safetensors_read(const pg_safetensors *f, int64_t i, int64_t first, pg_tensor *t) {
+    return pg_safetensors_read_block(f, i, first, 0, 0, 0, t);
+}
+
+int pg_safetensors_read_block(const pg_safetensors *f, int64_t i, int64_t first, int64_t cols,
+                              int64_t stride, int64_t from, pg_tensor *t) {
     PG_POLL();
     if (!f || !t || !f->map || i < 0 || i >= f->count)
         return pg_fail(PG_EINVAL, "safetensors: read: entry %lld of %lld, tensor %p", (long long)i,
                        (long long)pg_safetensors_count(f), (void *)t);
-    int rc = read_into(f, &f->entries[i], first, t);
+    int rc = read_block(f, &f->entries[i], &(st_block){first, cols, stride}, from, t);
     if (rc < 0 && rc != PG_EINTR)
         return pg_fail_within(rc, "safetensors: %.600s: \"%.200s\": ", f->path, f->entries[i].name);
     return rc;

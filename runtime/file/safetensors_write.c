@@ -27,7 +27,7 @@ int pg_safetensors_create(pg_safetensors **out, const char *path) {
 }
 
 /* Every call after create: the file is being written and has, or has not yet, its header. */
-static int writing(const pg_safetensors *f, int begun, const char *op) {
+int st_writing(const pg_safetensors *f, int begun, const char *op) {
     if (!f || f->aside.fd < 0)
         return pg_fail(PG_EINVAL, "safetensors: %s: the file is not open for writing", op);
     if ((f->data_start > 0) == begun) return PG_OK;
@@ -58,7 +58,7 @@ static int set_meta(pg_safetensors *f, const char *key, const char *value) {
 }
 
 int pg_safetensors_set_meta(pg_safetensors *f, const char *key, const char *value) {
-    PG_TRY(writing(f, 0, "metadata"));
+    PG_TRY(st_writing(f, 0, "metadata"));
     int rc = set_meta(f, key, value);
     return rc < 0 ? pg_fail_within(rc, "safetensors: %.600s: metadata: ", f->path) : rc;
 }
@@ -77,7 +77,7 @@ static int declare(pg_safetensors *f, const char *name, int dtype, int ndim, con
 
 int pg_safetensors_declare(pg_safetensors *f, const char *name, int dtype, int ndim,
                            const int64_t *dims) {
-    PG_TRY(writing(f, 0, "declare"));
+    PG_TRY(st_writing(f, 0, "declare"));
     int rc = declare(f, name, dtype, ndim, dims);
     if (rc < 0)
         return pg_fail_within(rc, "safetensors: %.600s: \"%.200s\": ", f->path, name ? name : "");
@@ -160,62 +160,80 @@ done:
     return rc;
 }
 
+int st_buffer(pg_safetensors *f) {
+    if (!f->buffer) f->buffer = malloc((size_t)(2 * CHUNK * 8));
+    if (!f->buffer) return pg_fail(PG_ENOMEM, "no memory to write through");
+    return PG_OK;
+}
+
 static int begin(pg_safetensors *f) {
     int64_t total = 0;
     PG_TRY(st_sort(f, by_size_then_name));
     PG_TRY(lay_out(f, &total));
-    f->buffer = malloc((size_t)(2 * CHUNK * 8));
-    if (!f->buffer) return pg_fail(PG_ENOMEM, "no memory to write through");
+    PG_TRY(st_buffer(f));
     return write_header(f, total);
 }
 
 int pg_safetensors_begin(pg_safetensors *f) {
-    PG_TRY(writing(f, 0, "begin"));
-    free(f->buffer); /* a begin that failed may be tried again */
-    f->buffer = NULL;
+    PG_TRY(st_writing(f, 0, "begin"));
     int rc = begin(f);
     return rc < 0 ? pg_fail_within(rc, "safetensors: %.600s: ", f->path) : rc;
 }
 
 /* ---- the data ---- */
-static int write_from(pg_safetensors *f, st_entry *e, int64_t first, const pg_tensor *t) {
+/* n values to numbers k, k + 1, ... of the block, a run without gaps at a time. */
+static int write_values(pg_safetensors *f, const st_entry *e, const st_block *b, int64_t k,
+                        const char *values, int64_t n) {
+    int64_t size = e->type->size, start = f->data_start + e->begin;
+    for (int64_t done = 0, run; done < n; done += run) {
+        int64_t at = st_block_at(b, k + done, n - done, &run);
+        PG_TRY(pg_aside_write(&f->aside, values + done * size, run * size, start + at * size));
+    }
+    return PG_OK;
+}
+
+static int write_block(pg_safetensors *f, st_entry *e, const st_block *b, int64_t from,
+                       const pg_tensor *t) {
     int64_t count = pg_tensor_count(t);
-    int from = pg_tensor_dtype(t), to = e->type->dtype;
-    if (first < 0 || first > e->count || count > e->count - first)
-        return pg_fail(PG_ESHAPE, "%lld elements from %lld on, of %lld", (long long)count,
-                       (long long)first, (long long)e->count);
+    int dtype = pg_tensor_dtype(t), to = e->type->dtype;
+    PG_TRY(st_check_block(e, b, from, count));
     char *values = f->buffer, *cast = f->buffer + CHUNK * 8;
-    int64_t at = f->data_start + e->begin + first * e->type->size;
     for (int64_t done = 0; done < count; done += CHUNK) {
         int64_t n = pg_min64(CHUNK, count - done);
-        PG_TRY(pg_tensor_read(t, done, values, n * pg_dtype_size(from)));
-        if (from != to) pg_cast(cast, to, values, from, n);
-        PG_TRY(pg_aside_write(&f->aside, from != to ? cast : values, n * e->type->size,
-                              at + done * e->type->size));
+        PG_TRY(pg_tensor_read(t, done, values, n * pg_dtype_size(dtype)));
+        if (dtype != to) pg_cast(cast, to, values, dtype, n);
+        PG_TRY(write_values(f, e, b, from + done, dtype != to ? cast : values, n));
     }
     e->written += count;
     return PG_OK;
 }
 
 int pg_safetensors_write(pg_safetensors *f, const char *name, int64_t first, const pg_tensor *t) {
+    return pg_safetensors_write_block(f, name, first, 0, 0, 0, t);
+}
+
+int pg_safetensors_write_block(pg_safetensors *f, const char *name, int64_t first, int64_t cols,
+                               int64_t stride, int64_t from, const pg_tensor *t) {
     PG_POLL();
-    PG_TRY(writing(f, 1, "write"));
+    PG_TRY(st_writing(f, 1, "write"));
     int64_t i = pg_safetensors_find(f, name);
     if (i < 0 || !t)
         return pg_fail(PG_EINVAL,
                        "safetensors: %s: write: \"%.200s\" is not declared, or no tensor", f->path,
                        name ? name : "");
-    int rc = write_from(f, &f->entries[i], first, t);
+    int rc = write_block(f, &f->entries[i], &(st_block){first, cols, stride}, from, t);
     if (rc < 0 && rc != PG_EINTR)
         return pg_fail_within(rc, "safetensors: %.600s: \"%.200s\": ", f->path, name);
     return rc;
 }
 
 int pg_safetensors_finish(pg_safetensors *f) {
-    PG_TRY(writing(f, 1, "finish"));
+    PG_TRY(st_writing(f, 1, "finish"));
+    if (!f->aside.aside)
+        return pg_fail(PG_EINVAL, "safetensors: %s: finish: who created the file does it", f->path);
     for (int64_t i = 0; i < f->count; i++) {
         const st_entry *e = &f->entries[i];
-        if (e->written != e->count)
+        if (e->written != e->count && !f->shared)
             return pg_fail(PG_EINVAL,
                            "safetensors: %s: finish: \"%.200s\" got %lld of %lld elements", f->path,
                            e->name, (long long)e->written, (long long)e->count);

@@ -77,6 +77,17 @@ static int safetensors_open(void) {
     return rc;
 }
 
+static int safetensors_share(void) {
+    pg_safetensors *f = NULL, *other = NULL;
+    int rc = pg_safetensors_create(&f, in_folder("j"));
+    TRY(pg_safetensors_declare(f, "x", PG_F32, 0, NULL));
+    TRY(pg_safetensors_begin(f));
+    if (rc >= 0) TRY(pg_safetensors_join(&other, pg_safetensors_share(f)));
+    pg_safetensors_close(other);
+    pg_safetensors_close(f);
+    return rc;
+}
+
 static int tokens_write(void) {
     pg_tokens *s = NULL;
     int rc = pg_tokens_create(&s, in_folder("t"), 100);
@@ -134,6 +145,7 @@ static void test_each_allocation_failing(void **state) {
         {json, "json", 20},
         {safetensors_write, "safetensors_write", 100},
         {safetensors_open, "safetensors_open", 100},
+        {safetensors_share, "safetensors_share", 20},
         {tokens_write, "tokens_write", 5},
         {prefetch, "prefetch", 8},
         {events, "events", 10},

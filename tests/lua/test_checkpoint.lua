@@ -5,6 +5,7 @@ local c = require "pg.c"
 local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
 local json = require "pg.json"
+local pieces = require "tests.pieces"
 local training = require "tests.training"
 local tests = {}
 
@@ -130,6 +131,42 @@ function tests.test_numbers_come_back_and_unknown_keys_are_left_alone()
     for k, p in ipairs(s.params) do check.close(two.segments[i].params[k], p, 0) end
   end
   check.equal(two.steps, 3)
+end
+
+-- The bytes of a file with these views, written whole and by one process.
+local function file_of(views)
+  local C, slot, path = c.C, c.ffi.new "pg_safetensors *[1]", training.scratch .. "/by-hand.safetensors"
+  c.check(C.pg_safetensors_create(slot, path))
+  c.check(C.pg_safetensors_set_meta(slot[0], "format", "pt"))
+  for _, v in ipairs(views) do
+    local dims = c.ffi.new("int64_t[8]", v.view.shape)
+    c.check(C.pg_safetensors_declare(slot[0], v.name, require("pg.tensor").codes[v.view.dtype], #v.view.shape, dims))
+  end
+  c.check(C.pg_safetensors_begin(slot[0]))
+  for _, v in ipairs(views) do
+    c.check(C.pg_safetensors_write(slot[0], v.name, 0, v.view.raw))
+    v.view:free()
+  end
+  c.check(C.pg_safetensors_finish(slot[0]))
+  C.pg_safetensors_close(slot[0])
+  return fs.read(path)
+end
+
+function tests.test_tensors_are_whole_in_their_dtype()
+  local folder = training.scratch .. "/whole-tensors"
+  for _, dtype in ipairs { "f32", "f64" } do
+    fs.remove(folder)
+    fs.mkdir(folder .. "/checkpoints")
+    local optim = pieces.trainee({}, 1, dtype)
+    pieces.moments(optim)
+    local path = checkpoint.save(folder, optim, manifest(1), 1)
+    local weights = {}
+    for _, s in ipairs(optim.segments) do
+      for _, v in ipairs(s:pieces(s.value)) do weights[#weights + 1] = v end
+    end
+    check.is_true(fs.read(path .. "/model.safetensors") == file_of(weights), dtype)
+    check.is_true(fs.read(path .. "/optimizer.safetensors") == file_of(optim:state_pieces()), dtype)
+  end
 end
 
 local function refused(text, changes, name, args)

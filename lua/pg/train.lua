@@ -5,9 +5,11 @@
 local c = require "pg.c"
 local agree = require "pg.agree"
 local checkpoint = require "pg.checkpoint"
+local choices = require "pg.choices"
 local data = require "pg.data"
 local describe = require "pg.describe"
 local engine = require "pg.parallel.engine"
+local flops = require "pg.flops"
 local host = require "pg.host"
 local json = require "pg.json"
 local layout = require "pg.parallel.layout"
@@ -48,6 +50,9 @@ local DTYPES = { fp32 = "f32", bf16 = "bf16" }
 
 -- The model as this rank holds it, and the plan of who holds what.
 local function place(r)
+  tape.remake = r.recompute == "norms"
+  C.pg_deterministic(r.deterministic and 1 or 0)
+  choices.open()
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(described(r), r.layout, {
     seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments })
@@ -100,12 +105,22 @@ local function setup(r, info)
   t.engine = engine.new(t.model, t.optim.segments, { plan = t.plan, schedule = r.layout.schedule,
                                                      loss = function(...) return t:loss(...) end })
   t.settings = run.settings(r)
+  t:count_flops()
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
   t.shown = {}
   t.loader = recipe.guard(info, "data", function()
     return t.set:loader { batch = r.data.batch, micro = r.micro, seed = r.data.seed, axis = mesh.dp, pad = r.data.pad }
   end)
   return t
+end
+
+-- FLOPs of a token by both conventions, as shares of what the cards could do together; nil where that is unknown.
+function Trainer:count_flops()
+  local card = flops.card()
+  local peak = card and flops.peak(card, self.recipe.precision)
+  if not peak then return end
+  local causal, full = flops.token(self.model, self.recipe.data.context or self.model.context)
+  self.mfu = { causal = causal / (peak * mesh.size()), full = full / (peak * mesh.size()) }
 end
 
 -- Ranks that train the same have the same.
@@ -136,6 +151,7 @@ function Trainer:open_run()
           :format(info.path, host.rank), 0)
   end
   if resumed ~= "" then self:resume(resumed) end
+  choices.share()
   if host.rank == 0 then self.files = log.open(state.run) end
 end
 
@@ -143,6 +159,7 @@ function Trainer:resume(folder)
   local state = self.state
   local m = checkpoint.read(folder)
   agree.guard(checkpoint.load, folder, m, self.optim)
+  choices.take(m.gemm_choices)
   state.step, state.tokens, state.position, state.epoch = m.step, m.tokens, m.position, m.epoch
   self.loader:seek(m.position)
   log.text("resumed from %s: step %d, %s tokens behind it", folder, m.step, log.count(m.tokens))
@@ -230,6 +247,15 @@ function Trainer:next_batch()
   agree.fail(("step %d: a whole epoch without a target that counts; look at data.pad"):format(self.state.step))
 end
 
+-- Before the first step of a deterministic run, the GPU's ranks agree on how each product is done: a rehearsal with
+-- the same batch, whose gradients nobody uses, has made all choices.
+function Trainer:settle_choices(batch)
+  if not (self.recipe.deterministic and ffi.string(C.pg_device()) == "cuda") then return end
+  self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
+  for _, s in ipairs(self.optim.segments) do s:fresh() end
+  choices.share()
+end
+
 -- One optimiser step -> its record for the log.  Sets self.stopping where a rank has been asked to stop.
 function Trainer:step()
   local state, before = self.state, C.pg_time()
@@ -237,6 +263,7 @@ function Trainer:step()
   C.pg_status_step(state.step)
   C.pg_mem_reset_peak()
   local batch = self:next_batch()
+  if state.step == self.first then self:settle_choices(batch) end
   local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
   local bad = self.engine.bad or not finite(share)
@@ -247,8 +274,10 @@ function Trainer:step()
   self.about.tokens = state.tokens
   local norm, rate = self:update()
   local seconds = C.pg_time() - before
+  local speed = batch.valid / seconds
   return { step = state.step, loss = state.loss, rate = rate, grad_norm = norm, tokens = state.tokens,
-           tokens_per_s = batch.valid / seconds, seconds = seconds, memory_peak = pg.memory().peak }
+           tokens_per_s = speed, seconds = seconds, memory_peak = pg.memory().peak,
+           mfu_causal = self.mfu and self.mfu.causal * speed, mfu_full = self.mfu and self.mfu.full * speed }
 end
 
 -- ---- between steps ----
@@ -302,7 +331,8 @@ function Trainer:manifest()
   return { step = state.step, position = state.position, tokens = state.tokens, epoch = state.epoch, seed = r.seed,
            random = { step = self.optim.steps }, settings = self.settings, recipe = self.info.path,
            data = { seed = r.data.seed, context = stream.context, samples = stream.samples },
-           layout = { dp = mesh.dp.size, pp = mesh.pp.size, tp = mesh.tp.size, zero = r.layout.zero }, precision = r.precision,
+           layout = { dp = mesh.dp.size, pp = mesh.pp.size, tp = mesh.tp.size, zero = r.layout.zero },
+           precision = r.precision, gemm_choices = choices.text(),
            optimizer = { name = r.optim[1], steps = self.optim.steps }, libraries = ffi.string(C.pg_version_info()) }
 end
 
@@ -355,6 +385,10 @@ function Trainer:after(record)
   end
   if self.files then self.files:write(record) end
   self:tell(record, last or self.stopping)
+  if state.step == self.first then
+    choices.share()
+    if host.rank == 0 then choices.keep(state.run) end
+  end
   if r.save and (due(r.save, state.step, last and r.save.at_end) or self.stopping) then self:save() end
   if r.on_step then r.on_step(self:show()) end -- after the save, which no mistake in it can prevent
   if not self.stopping and due(r.sample, state.step, last) then self:sample() end

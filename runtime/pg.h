@@ -297,7 +297,8 @@ int pg_adamw(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tens
 int pg_sgd(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m,
            const pg_tensor *ends, const pg_tensor *factors, const pg_tensor *step, double momentum,
            double dampening, int nesterov, int first);
-/* The f32 numbers that value and master stand for, and back.  out, in f32; counts equal. */
+/* The f32 numbers that value and master stand for, and back.  out, in f32; counts equal.  A NaN becomes
+ * the quiet one of its sign, which keeps one beside i16 masters. */
 int pg_master_join(pg_tensor *out, const pg_tensor *value, const pg_tensor *master);
 int pg_master_split(pg_tensor *value, pg_tensor *master, const pg_tensor *in);
 

@@ -127,15 +127,21 @@ local function wants_gradient(t) return t.requires_grad or t.record ~= nil end
 
 local BACK = { name = "matmul" } -- of gradients: the tape says whose
 
-local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true }, mixed = true }
+local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true }, mixed = true, remakes = { true },
+                   again_if = function(r) return r.a.activation end, again = gemm.again }
+
+-- The rows of all ranks for the weight's gradient: saved or made again here, and sent.
+local function gather_saved(r, async)
+  local x, again = tape.saved(r, 1)
+  local own = flat(x)
+  r.whole, r.gathering = gather_whole(r.a.axis, own, async)
+  own:release()
+  if again then x:release() end
+end
 
 function GATHERED.grad_input(r, dy, d, add)
   local axis, g = r.a.axis, flat(gemm.before_epilogue(r, dy))
-  if wants_gradient(r.inputs[2]) and not r.put_off then
-    local x = flat(r.saved[1])
-    r.whole, r.gathering = gather_whole(axis, x, true)
-    x:release()
-  end
+  if wants_gradient(r.inputs[2]) and not r.put_off then gather_saved(r, true) end
   if d[1] then
     local into = flat(d[1])
     local sum = add[1] == 1 and Tensor.like(into) or into
@@ -159,13 +165,11 @@ end
 function GATHERED.grad_weight(r, dy, d, add)
   local g = flat(gemm.before_epilogue(r, dy))
   if d[2] then
-    local x = flat(r.saved[1])
-    if not r.whole then r.whole, r.gathering = gather_whole(r.a.axis, x) end
+    if not r.whole then gather_saved(r) end
     r.gathering:wait()
     weight_gradient(d[2], g, r.whole, add[2])
     r.whole:release()
     r.whole, r.gathering = nil, nil
-    x:release()
   end
   if d[3] then c.check(C.pg_reduce(d[3].raw, g.raw, C.PG_SUM, 0, add[3])) end
   g:release()
@@ -189,7 +193,7 @@ end
 
 -- Columns in, rows out ----------------------------------------------------------------------------
 
-local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = true }, mixed = true }
+local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = true }, mixed = true, remakes = { true } }
 
 function SCATTERED.grad_input(r, dy, d, add)
   if not d[1] then return end
@@ -203,9 +207,11 @@ end
 function SCATTERED.grad_weight(r, dy, d, add)
   if d[2] then
     if not r.extra then r.extra = gather_whole(r.a.axis, dy):keep() end
-    local x = flat(r.saved[1])
-    weight_gradient(d[2], r.extra, x, add[2])
-    x:release()
+    local x, again = tape.saved(r, 1)
+    local rows = flat(x)
+    weight_gradient(d[2], r.extra, rows, add[2])
+    rows:release()
+    if again then x:release() end
   end
   if d[3] then c.check(C.pg_reduce(d[3].raw, dy.raw, C.PG_SUM, 0, add[3])) end
 end

@@ -98,6 +98,7 @@ int cuda_attention_grad(void *dq, void *dk, void *dv, const void *dout, const vo
                         pg_stream s);
 /* 1 if cuDNN serves this call, 0 if our own attention does (tests ask). */
 int cuda_attention_by_cudnn(const pg_attn_args *a, int backward);
+int64_t cuda_attention_cudnn_version(void); /* as cuDNN counts, 91900; 0: there is none */
 /* Our own attention, for every dtype and shape that the core lets through (attention.cu,
  * attention_grad.cu); lse is the natural logarithm, [B,H,T]. */
 int64_t cuda_attention_plain_scratch(const pg_attn_args *a);

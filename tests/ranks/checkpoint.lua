@@ -86,6 +86,17 @@ fails("table.weight [6,12] has 72 numbers, the ranks would write 60", checkpoint
 piece.whole = { 5, rank == 2 and 12 or 13 }
 fails("table.weight is [5,1", checkpoint.save, folder, optim, pieces.manifest(99), 100)
 
+-- A host that does not see rank 0's folder.
+optim = pieces.trainee({ dp = 4 }, SEED)
+local tell = agree.tell
+function agree.tell(text)
+  text = tell(text)
+  return rank == 3 and "/nowhere/" .. text or text
+end
+local told = fails("must lie where all hosts see it", checkpoint.save, folder, optim, pieces.manifest(99), 100)
+assert(told:find("rank 3: ", 1, true), told)
+agree.tell = tell
+
 -- ---- a disk that is full on one rank ----
 
 folder = folder_of "full"

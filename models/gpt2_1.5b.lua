@@ -2,10 +2,12 @@
 -- they are drawn at random.
 --   pgrun models/gpt2_1.5b.lua --data.batch=128 --steps=20
 local gpt2 = require "models.gpt2"
+local model = gpt2 "1.5b"
+model.head_chunk = 0 -- all logits at once: there is room, and nothing is computed twice
 local files = #pg.fs.glob "data/*.bin" > 0
 
 return {
-  model     = gpt2 "1.5b",
+  model     = model,
   layout    = { dp = "rest" },
   precision = "bf16",
   data      = { tokens = files and "data/*.bin" or nil, random = not files, context = 1024, batch = 512 },

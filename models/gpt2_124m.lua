@@ -2,10 +2,12 @@
 -- usual reproduction has it.  Tokens come from data/*.bin (pgrun tokenize), else they are drawn at random.
 --   pgrun models/gpt2_124m.lua --steps=100
 local gpt2 = require "models.gpt2"
+local model = gpt2 "124m"
+model.head_chunk = 0 -- all logits at once: there is room, and nothing is computed twice
 local files = #pg.fs.glob "data/*.bin" > 0
 
 return {
-  model     = gpt2 "124m",
+  model     = model,
   layout    = { dp = "rest" },
   precision = "bf16",
   data      = { tokens = files and "data/*.bin" or nil, random = not files, context = 1024, batch = 512 },

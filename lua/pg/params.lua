@@ -14,6 +14,8 @@ local Tensor = require "pg.tensor"
 local C, ffi = c.C, c.ffi
 
 local params = {}
+-- Products in half precision want sizes that are multiples of 8 elements, and like more: vocabularies are padded.
+local HALF_UNIT = 64
 
 --- params.new(shape, o) -> a parameter without numbers yet.  o.init = { "normal", std } | { "uniform", a }
 -- | { "ones" } | { "zeros" }; o.pieces = { { name, rows, init, copies, sections }, ... } splits dim 1, sections =
@@ -55,9 +57,10 @@ local function share(n, size, rank, copies, what)
   return math.floor(rank / copies) * (n / parts), n / parts
 end
 
--- Rows as equal as they can be padded to: ranks past the end hold padding -> start, length, valid.
+-- Rows as equal as they can be padded to, in whole units: ranks past the end hold padding -> start, length, valid.
+local unit = 1
 local function padded(n, size, rank)
-  local each = math.ceil(n / size)
+  local each = math.ceil(n / size / unit) * unit
   local start = math.min(rank * each, n)
   return start, each, math.min(each, n - start)
 end
@@ -95,11 +98,21 @@ function params.cut(p, o)
   for _, d in ipairs(shape) do p.count = p.count * d end
 end
 
+--- params.pad(p): rows of p as many as the unit of this build asks for (zeros at the end, in no saved file).
+function params.pad(p)
+  local rows = p.shape[1]
+  local _, all = padded(rows, 1, 0)
+  if all == rows or p.valid then return end
+  p.whole, p.start, p.valid = p.shape, 0, rows
+  p.shape = { all, unpack(p.shape, 2) }
+  p.count = p.count / rows * all
+end
+
 -- ---- names ----
 
 local function single_piece(p, name)
   local shape = { unpack(p.shape) }
-  if p.valid then shape[p.split] = p.valid end
+  if p.valid then shape[p.cut and p.split or 1] = p.valid end
   return { name = name, first = 0, shape = shape, whole = p.whole or p.shape, dim = p.cut and p.split or nil,
            start = p.start or 0, copies = 1, init = p.init }
 end
@@ -233,9 +246,12 @@ end
 function params.build(root, o)
   o = o or {}
   mesh.ready()
-  if mesh.tp.size > 1 then
-    root:each_module(function(m, name) if m.split_over then m:split_over(mesh.tp, name) end end)
-  end
+  unit = (o.dtype == "bf16" or o.dtype == "f16") and HALF_UNIT or 1
+  root:each_module(function(m, name)
+    if mesh.tp.size > 1 then
+      if m.split_over then m:split_over(mesh.tp, name) end
+    elseif m.pad_rows then m:pad_rows() end
+  end)
   local seed = ffi.cast("uint64_t", c.int64(o.seed or 0, "seed"))
   root.segments = {}
   for i, g in ipairs(gather(root)) do

@@ -144,8 +144,13 @@ end
 function block.Block:forward(x)
   local a = self.attention(self.norm1(x))
   if self.drop1 then a = self.drop1(a) end
-  x = elementwise.add(x, a)
-  local m = self.mlp(self.norm2(x))
+  local h
+  if self.norm2.after then x, h = self.norm2:after(x, a)
+  else
+    x = elementwise.add(x, a)
+    h = self.norm2(x)
+  end
+  local m = self.mlp(h)
   if self.drop2 then m = self.drop2(m) end
   return elementwise.add(x, m)
 end

@@ -103,13 +103,14 @@ function layers.Embedding:init(o)
                            { init = { "normal", o.std or 0.02 }, split = o.split ~= false and 1 or nil })
 end
 function layers.Embedding:split_over() params.cut(self.weight, { pad = true }) end
+function layers.Embedding:pad_rows() params.pad(self.weight) end
 
 -- This rank's part of ids [B,T] under sequence parallelism.
 local function own_ids(ids, own) return ids:view({ own.count }, own.first) end
 
 function layers.Embedding:forward(ids)
   local w, own = self.weight, rows.own "Embedding"
-  if not w.cut then return loss.embedding(w, own and own_ids(ids, own) or ids) end
+  if not w.cut then return loss.embedding(w, own and own_ids(ids, own) or ids, w.valid) end
   local y = split_embedding.embedding_part(w, ids, { first = w.start, valid = w.valid, vocab = self.entries })
   if not own then return comm.reduce_from_ranks(y, mesh.tp) end
   return comm.reduce_scatter_rows(reduce.reshape(y, { ids.count, w.shape[2] }), mesh.tp)
@@ -145,7 +146,7 @@ function layers.Positions:forward(x)
   return elementwise.add(x, t == w.shape[1] and w or reduce.slice(w, 1, 1, t))
 end
 
---- RMSNorm{ width=, eps=1e-5 }
+--- RMSNorm{ width=, eps=1e-5 }; norm:after(x, r) -> x + r, the norm of it, in one pass; LayerNorm as well.
 layers.RMSNorm = Module.class "RMSNorm"
 function layers.RMSNorm:init(o)
   c.keys(o, { "width", "eps" }, "RMSNorm")
@@ -154,6 +155,7 @@ function layers.RMSNorm:init(o)
   self.weight = self:param("weight", { o.width }, { init = { "ones" } })
 end
 function layers.RMSNorm:forward(x) return norm.rmsnorm(x, self.weight, self.eps) end
+function layers.RMSNorm:after(x, r) return norm.add_rmsnorm(x, r, self.weight, self.eps) end
 
 --- LayerNorm{ width=, eps=1e-5, bias=true }
 layers.LayerNorm = Module.class "LayerNorm"
@@ -165,6 +167,7 @@ function layers.LayerNorm:init(o)
   if o.bias ~= false then self.bias = self:param("bias", { o.width }, { init = { "zeros" } }) end
 end
 function layers.LayerNorm:forward(x) return norm.layernorm(x, self.weight, self.bias, self.eps) end
+function layers.LayerNorm:after(x, r) return norm.add_layernorm(x, r, self.weight, self.bias, self.eps) end
 
 --- Dropout{ p=, name= }: off outside training.  The mask is keyed by name, step and the element's place
 -- in the global batch, so that it is the same in every layout; x is the residual stream, not a rank's columns.

@@ -38,6 +38,8 @@ function lm.Head:split_over()
   params.cut(self.weight, { pad = true })
 end
 
+function lm.Head:pad_rows() params.pad(self.weight) end
+
 -- The last norm of all rows, for each rank to go on to its part of the vocabulary.
 local function all_rows(self, x)
   local h = self.norm(x)
@@ -50,14 +52,15 @@ end
 --- head(x) -> logits [B,T,vocab], on every rank of tp.
 function lm.Head:forward(x)
   local logits = matmul.linear(all_rows(self, x), self.weight)
-  return self.weight.cut and comm.gather_columns(logits, mesh.tp, self.vocab) or logits
+  if self.weight.cut then return comm.gather_columns(logits, mesh.tp, self.vocab) end
+  return self.weight.valid and reduce.slice(logits, #logits.shape, 1, self.vocab) or logits
 end
 
 --- head:loss(x, batch) -> loss, valid: the cross-entropy of forward(x), whose logits nobody else sees and no rank
 -- has whole.
 function lm.Head:loss(x, batch)
   local w, o = self.weight, { chunk = self.chunk, ignore = batch.ignore, step = batch.step }
-  if w.cut then o.axis, o.first, o.valid, o.vocab = mesh.tp, w.start, w.valid, self.vocab end
+  if w.valid then o.axis, o.first, o.valid, o.vocab = mesh.tp, w.start, w.valid, self.vocab end
   return vocab.head_loss(all_rows(self, x), w, batch.targets, o)
 end
 

@@ -30,12 +30,14 @@ local EMBEDDING = { name = "embedding", weights = { [1] = true }, mixed = true,
     c.check(C.pg_embedding_grad(d[1].raw, dy.raw, r.saved[1].raw, add[1]))
   end }
 
---- embedding(table, ids) -> y [..,D].  table [V,D]; ids i32 or i64, each in [0,V).
-function ops.embedding(table, ids)
+--- embedding(table, ids, entries) -> y [..,D].  table [V,D]; ids i32 or i64, each in [0,entries), by default [0,V).
+function ops.embedding(table, ids, entries)
   local shape = { unpack(ids.shape) }
   shape[#shape + 1] = table.shape[2]
   local y = Tensor.empty(shape, table.dtype)
-  done("embedding", C.pg_embedding(y.raw, table:alive().raw, ids:alive().raw), y)
+  local rows = entries and table:view { entries, table.shape[2] } or table
+  done("embedding", C.pg_embedding(y.raw, rows:alive().raw, ids:alive().raw), y)
+  if rows ~= table then rows:release() end
   if tape.wants(table) then tape.record(EMBEDDING, { table }, 1, { ids }, 1, y) end
   return y
 end

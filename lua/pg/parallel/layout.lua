@@ -47,8 +47,8 @@ local function dp_of(l, ranks)
   return dp
 end
 
--- Chunks of a stage, and whether the schedule takes them.
-local function check_schedule(l, micro)
+--- layout.check_schedule(l, micro): chunks of a stage, and whether the schedule takes them and so many micro-batches.
+function layout.check_schedule(l, micro)
   l.chunks = l.chunks or (l.schedule == "interleaved" and l.pp > 1 and 2 or 1)
   if l.pp == 1 then
     if l.chunks > 1 then
@@ -82,7 +82,7 @@ function layout.share(l, batch, micro)
     c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d", micro, rows,
            batch, dp, rows)
   end
-  check_schedule(l, rows / micro)
+  layout.check_schedule(l, rows / micro)
   return micro
 end
 
@@ -207,7 +207,7 @@ local function outside_line(segments)
 end
 
 --- layout.lines(plan, l, segments, micro) -> lines that tell who holds what, once all is built; none for one rank.  All
--- ranks call it.  micro: micro-batches of a step.
+-- ranks call it.  micro: micro-batches of a step, or nil: not known.
 function layout.lines(plan, l, segments, micro)
   if mesh.size() == 1 then return {} end
   local lines = { ("layout: pp %d x dp %d x tp %d%s%s"):format(l.pp, l.dp, l.tp,
@@ -222,7 +222,7 @@ function layout.lines(plan, l, segments, micro)
     end
   end
   lines[#lines + 1] = memory_line()
-  if l.dp > 1 then lines[#lines + 1] = sent_line(segments, micro) end
+  if l.dp > 1 and micro then lines[#lines + 1] = sent_line(segments, micro) end
   lines[#lines + 1] = outside_line(segments)
   return lines
 end

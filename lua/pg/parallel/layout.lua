@@ -3,6 +3,7 @@
 --   fields: pp, dp (or "rest"), tp, zero, sequence, schedule, chunks, blocks
 local c = require "pg.c"
 local describe = require "pg.describe"
+local log = require "pg.log"
 local mesh = require "pg.mesh"
 local params = require "pg.params"
 local parts = require "pg.parallel.parts"
@@ -111,8 +112,6 @@ local function fullest(model, plan, tp)
   return most
 end
 
-local function gib(bytes) return ("%.4g GiB"):format(bytes / 2^30) end
-
 -- Weights, gradients and moments (numbers a parameter) alone must fit into the smallest rank's memory.
 local function check_memory(model, plan, l, o)
   local limit = mesh.world:sum_numbers({ pg.memory().limit }, "min")[1]
@@ -125,7 +124,7 @@ local function check_memory(model, plan, l, o)
   if sum <= limit then return end
   c.fail("layout: out of memory before the first step: the fullest rank would hold %s (weights %s, gradients %s, "
          .. "moments %s), the smallest has %s; take more ranks along pp or tp, a higher layout.zero with dp > 1, or a "
-         .. "smaller model", gib(sum), gib(weights), gib(gradients), gib(moments), gib(limit))
+         .. "smaller model", log.bytes(sum), log.bytes(weights), log.bytes(gradients), log.bytes(moments), log.bytes(limit))
 end
 
 -- ---- building ----
@@ -178,10 +177,6 @@ end
 local zeros = { [0] = "nothing is shared out", "moments are shared out over dp",
                 "gradients and moments are shared out over dp", "weights, gradients and moments are shared out over dp" }
 
-local function mib(bytes)
-  return bytes < 10 * 2^30 and ("%.4g MiB"):format(bytes / 2^20) or ("%.4g GiB"):format(bytes / 2^30)
-end
-
 -- Bytes in use under each tag, at most over the ranks; the least limit.
 local function memory_line()
   local held = { weights = 0, gradients = 0, moments = 0 }
@@ -189,14 +184,14 @@ local function memory_line()
     if held[holder.tag] then held[holder.tag] = holder.bytes end
   end
   local told = mesh.world:sum_numbers({ held.weights, held.gradients, held.moments, -pg.memory().limit }, "max")
-  return ("a rank holds at most: weights %s, gradients %s, moments %s; it may use %s"):format(mib(told[1]), mib(told[2]),
-                                                                                           mib(told[3]), mib(-told[4]))
+  return ("a rank holds at most: weights %s, gradients %s, moments %s; it may use %s"):format(log.bytes(told[1]), log.bytes(told[2]),
+                                                                                           log.bytes(told[3]), log.bytes(-told[4]))
 end
 
 -- What dp costs a step, on the rank that sends most.
 local function sent_line(segments, micro)
   local bytes = mesh.world:sum_numbers({ zero.bytes_sent(segments, micro) }, "max")[1]
-  return ("a step sends over dp, a rank at most: %s"):format(mib(bytes))
+  return ("a step sends over dp, a rank at most: %s"):format(log.bytes(bytes))
 end
 
 -- Parameters that stay whole at ZeRO 3, by name of their segments.

@@ -120,7 +120,7 @@ ifneq ($(findstring address,$(SAN)),)
 # Each block of numbers is an allocation of its own, or overruns stay unseen.
 export PG_POOL ?= 0
 # LuaJIT keeps its objects out of LeakSanitizer's sight; tests/run.lua looks for leaks in the C tests.
-export ASAN_OPTIONS := $(ASAN_OPTIONS):detect_leaks=0
+export ASAN_OPTIONS := $(ASAN_OPTIONS):detect_leaks=0:allocator_may_return_null=1
 endif
 test:  ## install what is missing, build, run all tests
 	@sh scripts/deps.sh

@@ -11,7 +11,7 @@ typedef struct { /* one key head of one sample, the query head in turn, and a th
     REAL *delta;                   /* [BLOCK] */
     float *u;                      /* [BLOCK,keys] */
     uint64_t stream;
-    int alone; /* fewer units than threads: blocks are shared out */
+    int alone;                     /* fewer units than threads: blocks are shared out */
 } N(head);
 
 static const REAL N(ones)[ROWS] = {1, 1, 1, 1};
@@ -44,7 +44,8 @@ PG_INLINE REAL N(exp_lse)(REAL *s, int64_t n, REAL lse) {
 }
 
 /* Scores become p, and dp becomes ds = p (dp - delta) scale, for n whole vectors. */
-PG_CLONES static void N(slope_row)(REAL *p, REAL *dp, int64_t n, REAL lse, REAL delta, REAL scale) {
+PG_CLONES static void N(slope_row)(REAL *p, REAL *dp, int64_t n, REAL lse, REAL delta,
+                                   REAL scale) {
     REAL inverse = N(exp_lse)(p, n, lse);
 #pragma omp simd
     for (int64_t j = 0; j < n; j++) {
@@ -67,7 +68,7 @@ PG_CLONES static void N(slope_drop_row)(REAL *p, REAL *dp, const float *u, int64
 }
 
 /* Row i of a block: p and ds up to `end`, the unseen rest 0. */
-static void N(slopes)(const N(head) * t, const pg_attn_args *a, int64_t b, int64_t from, int64_t i,
+static void N(slopes)(const N(head) *t, const pg_attn_args *a, int64_t b, int64_t from, int64_t i,
                       int64_t lds, int64_t end) {
     int64_t seen = pg_min64(end, attention_seen(a, b, from + i));
     int64_t whole = (seen + LANES - 1) / LANES * LANES;
@@ -76,9 +77,8 @@ static void N(slopes)(const N(head) * t, const pg_attn_args *a, int64_t b, int64
     if (a->dropout > 0) {
         float *u = t->u + i * lds;
         attention_units(u, t->stream, from + i, whole);
-        N(slope_drop_row)
-        (p, ds, u, whole, lse, delta, (REAL)a->scale, (float)a->dropout,
-         (REAL)(1 / (1 - a->dropout)));
+        N(slope_drop_row)(p, ds, u, whole, lse, delta, (REAL)a->scale, (float)a->dropout,
+                          (REAL)(1 / (1 - a->dropout)));
     } else {
         N(slope_row)(p, ds, whole, lse, delta, (REAL)a->scale);
     }
@@ -86,7 +86,7 @@ static void N(slopes)(const N(head) * t, const pg_attn_args *a, int64_t b, int64
 }
 
 /* Rows [i, i + m) of a block that begins at `from`: p, ds and dq. */
-static void N(grad_strip)(const N(head) * t, const pg_attn_args *a, int64_t b, int64_t from,
+static void N(grad_strip)(const N(head) *t, const pg_attn_args *a, int64_t b, int64_t from,
                           int64_t i, int64_t m, int64_t lds, int add) {
     int64_t K = a->width, n = attention_seen(a, b, from + i + m - 1);
     int64_t end = (n + LANES - 1) / LANES * LANES;
@@ -96,27 +96,25 @@ static void N(grad_strip)(const N(head) * t, const pg_attn_args *a, int64_t b, i
     N(panel_product)(ds, lds, t->dout_block + i * K, K, t->v_panels, m, n, K, N(ones));
     for (int64_t r = i; r < i + m; r++) N(slopes)(t, a, b, from, r, lds, end);
     if (t->dq)
-        N(product)
-        (t->dq + (from + i) * a->q_stride, a->q_stride, ds, lds, 1, t->k, K, m, K, n, N(ones), add);
+        N(product)(t->dq + (from + i) * a->q_stride, a->q_stride, ds, lds, 1, t->k, K, m, K, n,
+                   N(ones), add);
 }
 
 /* Adds a block's share to keys [j, j + m) of dk and dv. */
-static void N(grad_keys)(const N(head) * t, const pg_attn_args *a, int64_t from, int64_t rows,
+static void N(grad_keys)(const N(head) *t, const pg_attn_args *a, int64_t from, int64_t rows,
                          int64_t j, int64_t m, int64_t lds) {
     int64_t K = a->width, first = a->causal ? j - (a->keys - a->rows) - from : 0;
     first = pg_max64(first, 0); /* the first row that sees key j */
     if (t->dv)
-        N(product)
-        (t->dv + j * K, K, t->p + first * lds + j, 1, lds, t->dout_block + first * K, K, m, K,
-         rows - first, N(ones), 1);
+        N(product)(t->dv + j * K, K, t->p + first * lds + j, 1, lds, t->dout_block + first * K, K,
+                   m, K, rows - first, N(ones), 1);
     if (t->dk)
-        N(product)
-        (t->dk + j * K, K, t->ds + first * lds + j, 1, lds, t->q_block + first * K, K, m, K,
-         rows - first, N(ones), 1);
+        N(product)(t->dk + j * K, K, t->ds + first * lds + j, 1, lds, t->q_block + first * K, K, m,
+                   K, rows - first, N(ones), 1);
 }
 
 /* Rows [from, from + rows); adds to dk and dv, writes or adds to dq. */
-static void N(grad_block)(const N(head) * t, const pg_attn_args *a, int64_t b, int64_t from,
+static void N(grad_block)(const N(head) *t, const pg_attn_args *a, int64_t b, int64_t from,
                           int64_t rows, int add) {
     int64_t K = a->width, n = attention_seen(a, b, from + rows - 1), lds = attention_align(n);
     int64_t ldo = a->heads * K;

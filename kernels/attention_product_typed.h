@@ -86,8 +86,8 @@ PG_CLONES static void N(panel_product)(REAL *c, int64_t ldc, const REAL *a, int6
             continue;
         }
         for (int64_t i = 0; i < m; i++)
-            N(tile)
-            (c + i * ldc + j, ldc, a + i * lda, lda, 1, panel, COLUMNS, inner, factor + i, 0, 1, 2);
+            N(tile)(c + i * ldc + j, ldc, a + i * lda, lda, 1, panel, COLUMNS, inner, factor + i, 0,
+                    1, 2);
     }
 }
 

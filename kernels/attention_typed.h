@@ -32,7 +32,7 @@ typedef struct { /* one head and the places a thread works on */
 } N(attention_head);
 
 /* Rows [from, from + rows) of one head, rows <= ROWS. */
-static void N(attention_strip)(const N(attention_head) * t, const REAL *q, const pg_attn_args *a,
+static void N(attention_strip)(const N(attention_head) *t, const REAL *q, const pg_attn_args *a,
                                int64_t b, int64_t from, int64_t rows) {
     int64_t ldo = a->heads * a->width, n = attention_seen(a, b, from + rows - 1);
     int64_t lds = attention_align(n);
@@ -48,8 +48,8 @@ static void N(attention_strip)(const N(attention_head) * t, const REAL *q, const
             N(drop_row)(s, t->u, seen, (float)a->dropout, (REAL)(1 / (1 - a->dropout)));
         }
     }
-    N(product)
-    (t->out + from * ldo, ldo, t->s, lds, 1, t->v, a->width, rows, a->width, n, factor, 0);
+    N(product)(t->out + from * ldo, ldo, t->s, lds, 1, t->v, a->width, rows, a->width, n, factor,
+               0);
 }
 
 /* A thread's scratch, cut up; scratch_bytes says as much. */

@@ -7,7 +7,7 @@ PG_CLONES static void N(add_to)(REAL *restrict y, const REAL *restrict x, int64_
 /* A piece is STRIP columns of the whole table: each number of the table is summed by one thread, in
  * the order of the ids. */
 static void N(embedding_grad)(REAL *dtable, const REAL *dy, const void *ids, int64_t n, int64_t d,
-                              int64_t v, int add, int dtype_ids) {
+                               int64_t v, int add, int dtype_ids) {
     if (!add) {
 #pragma omp parallel for if (v * d >= CPU_MANY)
         for (int64_t row = 0; row < v; row++) memset(dtable + row * d, 0, (size_t)d * sizeof(REAL));

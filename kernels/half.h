@@ -6,8 +6,8 @@
  *     WIDENED(cpu_unary(y, x, n, kind, dtype, s), READ(x, n), WRITE(y, n));
  *
  * While the call runs, x and y are the copies and dtype is PG_F32; for other dtypes the call is all
- * that happens.  NULL tensors are left alone.  The copies of one call are one block, taken from
- * malloc and given back, beside the pool: 4 bytes for each number of the call's tensors. */
+ * that happens.  NULL tensors are left alone.  The copies of one call are one block beside the
+ * pool's, 4 bytes for each number of the call's tensors; up to 128 MiB of it are kept. */
 #ifndef PG_HALF_H
 #define PG_HALF_H
 #include "cpu.h"

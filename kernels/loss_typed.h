@@ -65,7 +65,7 @@ static void N(softmax)(REAL *y, const REAL *x, int64_t n, int64_t v, int logarit
 
 /* softmax: dx = y (dy - sum(dy y));  log-softmax: dx = dy - exp(y) sum(dy). */
 PG_CLONES static double N(softmax_grad_sum)(const REAL *dy, const REAL *y, int64_t v,
-                                            int logarithm) {
+                                             int logarithm) {
     double sum = 0;
     if (logarithm) {
 #pragma omp simd reduction(+ : sum)
@@ -78,7 +78,7 @@ PG_CLONES static double N(softmax_grad_sum)(const REAL *dy, const REAL *y, int64
 }
 
 PG_CLONES static void N(softmax_grad_row)(REAL *dx, const REAL *dy, const REAL *y, int64_t v,
-                                          REAL sum, REAL keep, int logarithm) {
+                                           REAL sum, REAL keep, int logarithm) {
     if (logarithm) {
 #pragma omp simd
         for (int64_t i = 0; i < v; i++) {
@@ -95,7 +95,7 @@ PG_CLONES static void N(softmax_grad_row)(REAL *dx, const REAL *dy, const REAL *
 }
 
 static void N(softmax_grad)(REAL *dx, const REAL *dy, const REAL *y, int64_t n, int64_t v,
-                            int logarithm, int add) {
+                             int logarithm, int add) {
 #pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
         const REAL *g = dy + i * v, *row = y + i * v;
@@ -106,7 +106,7 @@ static void N(softmax_grad)(REAL *dx, const REAL *dy, const REAL *y, int64_t n, 
 
 /* out from the loss of each row, in the order of the rows. */
 static void N(mean_loss)(REAL *out, const double *loss, const void *targets, int64_t n,
-                         int64_t ignore, const double *step, int dtype_ids) {
+                          int64_t ignore, const double *step, int dtype_ids) {
     double sum = 0;
     int64_t valid = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -118,8 +118,8 @@ static void N(mean_loss)(REAL *out, const double *loss, const void *targets, int
 }
 
 static void N(cross_entropy)(REAL *out, REAL *rows, REAL *lse, const REAL *logits,
-                             const void *targets, int64_t n, int64_t v, int64_t ignore,
-                             const double *step, double *loss, int dtype_ids) {
+                              const void *targets, int64_t n, int64_t v, int64_t ignore,
+                              const double *step, double *loss, int dtype_ids) {
 #pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
         int64_t target = id_at(targets, i, dtype_ids);
@@ -139,8 +139,8 @@ static void N(cross_entropy)(REAL *out, REAL *rows, REAL *lse, const REAL *logit
 
 /* Both numbers of an ignored row are 0. */
 static void N(vocab_stats)(REAL *stats, const REAL *logits, const void *targets, int64_t n,
-                           int64_t v, int64_t first, int64_t valid, int64_t ignore,
-                           int dtype_ids) {
+                            int64_t v, int64_t first, int64_t valid, int64_t ignore,
+                            int dtype_ids) {
 #pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
         int64_t target = id_at(targets, i, dtype_ids);
@@ -169,8 +169,8 @@ static double N(join_parts)(const REAL *parts, int64_t r, int64_t n, int64_t i, 
 }
 
 static void N(vocab_loss)(REAL *out, REAL *rows, REAL *lse, const REAL *parts,
-                          const void *targets, int64_t r, int64_t n, int64_t ignore,
-                          const double *step, double *loss, int dtype_ids) {
+                           const void *targets, int64_t r, int64_t n, int64_t ignore,
+                           const double *step, double *loss, int dtype_ids) {
     for (int64_t i = 0; i < n; i++) {
         double all = 0, logit = 0;
         if (id_at(targets, i, dtype_ids) != ignore) all = N(join_parts)(parts, r, n, i, &logit);
@@ -182,7 +182,7 @@ static void N(vocab_loss)(REAL *out, REAL *rows, REAL *lse, const REAL *parts,
 }
 
 PG_CLONES static void N(cross_entropy_grad_row)(REAL *dx, const REAL *x, int64_t v, REAL shift,
-                                                REAL factor, int add) {
+                                                 REAL factor, int add) {
     if (add) {
 #pragma omp simd
         for (int64_t i = 0; i < v; i++) dx[i] += M(vexp)(x[i] - shift) * factor;
@@ -193,10 +193,10 @@ PG_CLONES static void N(cross_entropy_grad_row)(REAL *dx, const REAL *x, int64_t
 }
 
 static void N(cross_entropy_grad)(REAL *dlogits, const REAL *dloss, int per_row,
-                                  const REAL *logits, const void *targets, const REAL *lse,
-                                  const REAL *out, int64_t n, int64_t v, int64_t first,
-                                  int64_t valid, int64_t ignore, const double *step, int add,
-                                  int dtype_ids) {
+                                   const REAL *logits, const void *targets, const REAL *lse,
+                                   const REAL *out, int64_t n, int64_t v, int64_t first,
+                                   int64_t valid, int64_t ignore, const double *step, int add,
+                                   int dtype_ids) {
     double mean = 1;
     if (!per_row) {
         mean = step ? step[PG_STEP_INV_TOKENS] : out[1] > 0 ? 1 / (double)out[1] : 0;

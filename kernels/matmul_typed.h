@@ -30,10 +30,10 @@ PG_CLONES static void N(finish_row)(REAL *y, const REAL *z, REAL *aux, const REA
 static void N(product)(REAL *z, int64_t ldz, const REAL *a, const REAL *b, int64_t m, int64_t n,
                        const pg_gemm_args *g, double alpha, double beta) {
     if (g->k > 0) {
-        BLAS(gemm)
-        (CblasRowMajor, g->transpose_a ? CblasTrans : CblasNoTrans,
-         g->transpose_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)g->k,
-         (REAL)alpha, a, (blasint)g->lda, b, (blasint)g->ldb, (REAL)beta, z, (blasint)ldz);
+        BLAS(gemm)(CblasRowMajor, g->transpose_a ? CblasTrans : CblasNoTrans,
+                   g->transpose_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n,
+                   (blasint)g->k, (REAL)alpha, a, (blasint)g->lda, b, (blasint)g->ldb, (REAL)beta,
+                   z, (blasint)ldz);
         return;
     }
     for (int64_t i = 0; i < m; i++)
@@ -51,13 +51,11 @@ static void N(gemm_tiled)(REAL *c, const REAL *a, const REAL *b, const pg_gemm_a
         for (int64_t j = 0; j < g->n; j += TILE) {
             REAL z[TILE * TILE];
             int64_t m = pg_min64(TILE, g->m - i), n = pg_min64(TILE, g->n - j);
-            N(product)
-            (z, TILE, a + i * (g->transpose_a ? 1 : g->lda), b + j * (g->transpose_b ? g->ldb : 1),
-             m, n, g, alpha, 0);
+            N(product)(z, TILE, a + i * (g->transpose_a ? 1 : g->lda),
+                       b + j * (g->transpose_b ? g->ldb : 1), m, n, g, alpha, 0);
             for (int64_t r = 0; r < m; r++)
-                N(finish_row)
-                (c + (i + r) * g->ldc + j, z + r * TILE, NULL, bias ? bias + j : NULL, n,
-                 g->epilogue, (REAL)g->beta);
+                N(finish_row)(c + (i + r) * g->ldc + j, z + r * TILE, NULL, bias ? bias + j : NULL,
+                              n, g->epilogue, (REAL)g->beta);
         }
     }
 }
@@ -74,9 +72,8 @@ static void N(gemm_one)(REAL *c, const REAL *a, const REAL *b, REAL *aux, const 
     if (plain && !g->bias) return;
 #pragma omp parallel for if (g->m * g->n >= CPU_MANY)
     for (int64_t i = 0; i < g->m; i++)
-        N(finish_row)
-        (c + i * g->ldc, z + i * g->ldc, aux ? aux + i * g->ldc : NULL, g->bias, g->n, g->epilogue,
-         plain ? 0 : (REAL)g->beta);
+        N(finish_row)(c + i * g->ldc, z + i * g->ldc, aux ? aux + i * g->ldc : NULL, g->bias, g->n,
+                      g->epilogue, plain ? 0 : (REAL)g->beta);
 }
 
 static void N(gemm)(REAL *c, const REAL *a, const REAL *b, const pg_gemm_args *g) {
@@ -86,7 +83,6 @@ static void N(gemm)(REAL *c, const REAL *a, const REAL *b, const pg_gemm_args *g
     int apart = g->batch >= omp_get_max_threads() || g->m * g->n * g->k <= BLAS_ALONE;
 #pragma omp parallel for if (apart && g->batch > 1 && g->batch * g->m * g->n * g->k >= CPU_MANY)
     for (int64_t i = 0; i < g->batch; i++)
-        N(gemm_one)
-        (c + i * g->stride_c, a + i * g->stride_a, b + i * g->stride_b,
-         aux ? aux + i * g->stride_c : NULL, g, alpha);
+        N(gemm_one)(c + i * g->stride_c, a + i * g->stride_a, b + i * g->stride_b,
+                    aux ? aux + i * g->stride_c : NULL, g, alpha);
 }

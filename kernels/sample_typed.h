@@ -31,8 +31,8 @@ static double N(weigh)(candidate *list, const REAL *x, int64_t v, double tempera
 }
 
 static void N(sample)(int32_t *ids, const REAL *logits, int64_t n, int64_t v, double temperature,
-                      int64_t top_k, double top_p, uint64_t stream, int64_t first,
-                      candidate *scratch) {
+                       int64_t top_k, double top_p, uint64_t stream, int64_t first,
+                       candidate *scratch) {
 #pragma omp parallel for if (n * v >= CPU_MANY / 4)
     for (int64_t i = 0; i < n; i++) {
         candidate *list = scratch + omp_get_thread_num() * v;

@@ -1,7 +1,7 @@
 /* swiglu_typed.h: y = silu(gate) * up and its gradient, row by row; see typed_twice.h. */
 
 PG_CLONES static void N(swiglu_row)(REAL *restrict y, const REAL *restrict gate,
-                                    const REAL *restrict up, int64_t f) {
+                                     const REAL *restrict up, int64_t f) {
     for (int64_t i = 0; i < f; i++) y[i] = gate[i] * M(vsigmoid)(gate[i]) * up[i];
 }
 
@@ -13,7 +13,7 @@ static void N(swiglu)(REAL *y, const REAL *x, int64_t n, int64_t f) {
 /* With s = sigmoid(gate): d gate = dy up s (1 + gate (1 - s)), d up = dy gate s.
  * dx may be x: the two halves of a row are read before they are written. */
 PG_CLONES static void N(swiglu_grad_row)(REAL *dgate, REAL *dup, const REAL *dy, const REAL *gate,
-                                         const REAL *up, int64_t f, int add) {
+                                          const REAL *up, int64_t f, int add) {
     if (!add) {
 #pragma omp simd
         for (int64_t i = 0; i < f; i++) {

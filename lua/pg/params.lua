@@ -44,7 +44,7 @@ end
 --- params.divides(n, size, what): raises where `size` ranks of tp do not divide n of what.
 function params.divides(n, size, what)
   if n % size == 0 then return end
-  c.fail("layout.tp = %d: %s has %d, which does not divide by %d; %s would fit", size, what, n, size,
+  c.fail("layout.tp = %d does not divide %s, %d; %s would fit", size, what, n,
          params.fitting(size, n, function(k) return n % k == 0 end))
 end
 
@@ -68,7 +68,7 @@ local function cut_pieces(pieces, size, rank)
   for _, piece in ipairs(pieces) do
     local below = 0 -- rows of the piece before this section
     for _, section in ipairs(piece.sections or { piece }) do
-      local start, rows = share(section.rows, size, rank, section.copies or 1, piece.name)
+      local start, rows = share(section.rows, size, rank, section.copies or 1, "the rows of " .. piece.name)
       out[#out + 1] = { name = piece.name, init = piece.init, rows = rows, whole_rows = piece.rows,
                         start = below + start, copies = section.copies or 1 }
       below, total = below + section.rows, total + rows
@@ -239,9 +239,9 @@ function params.build(root, o)
   local seed = ffi.cast("uint64_t", c.int64(o.seed or 0, "seed"))
   root.segments = {}
   for i, g in ipairs(gather(root)) do
-    root.segments[i] = Segment.new(g.name, g.list, o.dtype or "f32", {
+    local s = Segment.new(g.name, g.list, o.dtype or "f32", {
       train = o.train, numbers = function(p, flat) params.initialise(p, seed, flat) end })
-    root.segments[i].sums = params.sums(root.segments[i])
+    root.segments[i], s.sums = s, params.sums(s)
   end
   return root
 end

@@ -42,10 +42,11 @@ local function place(list, share)
 end
 
 --- Segment.hash(t) -> a hash of a tensor's bytes as two numbers that a double holds exactly.
-local bytes = { f32 = 4, f64 = 8, i32 = 4, i64 = 8, u8 = 1, i16 = 2, bf16 = 4, f16 = 4 } -- of t:buffer()
 function Segment.hash(t)
-  local numbers, n = t:buffer()
-  local h = C.pg_hash(numbers, n * bytes[t.dtype], 0)
+  local n = t.count * tonumber(C.pg_dtype_size(Tensor.codes[t.dtype]))
+  local bytes = ffi.new("uint8_t[?]", math.max(n, 1))
+  c.check(C.pg_tensor_read(t:alive().raw, 0, bytes, n))
+  local h = C.pg_hash(bytes, n, 0)
   return tonumber(h % 0x100000000ULL), tonumber(h / 0x100000000ULL)
 end
 
@@ -159,6 +160,7 @@ end
 --- segment:write_numbers(t): those numbers set, value and master.  The other ranks of dp see them after
 -- zero.gather_values.
 function Segment:write_numbers(t)
+  self:ready()
   if not self.master then return self.own_value:copy_from(t) end
   c.check(C.pg_master_split(self.own_value.raw, self.master.raw, t:alive().raw))
 end

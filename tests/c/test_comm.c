@@ -113,11 +113,12 @@ static void collectives_of_tensors(void **state) {
 static void mistakes(void) {
     pg_comm *c = pg_comm_world(), *g;
     pg_tensor *x = filled(6, 1), *y = filled(11, 0), *h = tensor(PG_BF16, 12),
-              *b = tensor(PG_U8, 4);
+              *b = tensor(PG_U8, 4), *l = tensor(PG_I16, 4);
     must_refuse(PG_EINVAL, "allreduce: the group is missing", pg_allreduce(NULL, x, 0, NULL));
     must_refuse(PG_EINVAL, "allreduce: a tensor is missing", pg_allreduce(c, NULL, 0, NULL));
     must_refuse(PG_EINVAL, "allreduce: reduce op 3", pg_allreduce(c, x, 3, NULL));
     must_refuse(PG_EINVAL, "allreduce: u8", pg_allreduce(c, b, PG_OP_SUM, NULL));
+    must_refuse(PG_EINVAL, "allreduce: i16 is not summed", pg_allreduce(c, l, PG_OP_SUM, NULL));
     must_refuse(PG_ESHAPE, "allgather (world): [11] f32 for 2 ranks and [6] f32 for one",
                 pg_allgather(c, y, x, NULL));
     must_refuse(PG_ESHAPE, "dtypes must be equal", pg_allgather(c, h, x, NULL));
@@ -141,7 +142,7 @@ static void mistakes(void) {
     must_refuse(PG_EINTR, "interrupted", pg_barrier(c));
     pg_interrupt(0);
     must_ok(pg_barrier(c));
-    free_all((pg_tensor *[]){x, y, h, b}, 4);
+    free_all((pg_tensor *[]){x, y, h, b, l}, 5);
 }
 
 static void mistakes_are_refused(void **state) {

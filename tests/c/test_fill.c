@@ -122,6 +122,8 @@ static void integers(void **state) {
     assert_true(cast_one(1e300, PG_F64, PG_I64) == 0x1p63); /* INT64_MAX as a double */
     assert_true(cast_one(NAN, PG_F64, PG_I64) == 0 && cast_one(NAN, PG_F32, PG_U8) == 0);
     assert_true(cast_one(255.9, PG_F64, PG_U8) == 255 && cast_one(-0.5, PG_F64, PG_U8) == 0);
+    assert_true(cast_one(-40000, PG_F64, PG_I16) == -32768 && cast_one(-2.9, PG_F64, PG_I16) == -2);
+    assert_true(cast_one(32767.5, PG_F64, PG_I16) == 32767 && cast_one(-5, PG_I32, PG_I16) == -5);
     assert_true(cast_one(300, PG_F64, PG_U8) == 255 && cast_one(-3, PG_F64, PG_U8) == 0);
 }
 

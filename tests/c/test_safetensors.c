@@ -174,6 +174,9 @@ static void test_casts(void **state) {
         {-2.75, PG_I32, -2},
         {300, PG_U8, 255},
         {-1, PG_U8, 0},
+        {40000, PG_I16, 32767},
+        {-40000.5, PG_I16, -32768},
+        {-2.9, PG_I16, -2},
         {1e30, PG_I64, 0x1p63},
         {-1e30, PG_I32, -2147483648.0},
         {NAN, PG_I32, 0},
@@ -194,6 +197,8 @@ static void test_casts(void **state) {
     }
     assert_true(through(PG_I64, &(int64_t){-7}, PG_I32) == -7);
     assert_true(through(PG_U8, &(uint8_t){200}, PG_I64) == 200);
+    assert_true(through(PG_I16, &(int16_t){-32768}, PG_I16) == -32768);
+    assert_true(through(PG_I16, &(int16_t){-7}, PG_F32) == -7);
     assert_true(through(PG_BF16, &(uint16_t){0x3fc0}, PG_F16) == 1.5);
 }
 

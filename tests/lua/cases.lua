@@ -173,7 +173,7 @@ add("cross_entropy", "in_place", { { 2, 3, 11 } }, function(x) -- over an interm
   local y = pg.tanh(x)
   local z = pg.scale(y, 3)
   local losses = pg.cross_entropy(z, pg.tensor(targets, "i32"), { in_place = true })
-  return pg.add(losses, pg.sum(y))
+  return pg.add(losses, pg.cast(pg.sum(y), losses.dtype))
 end)
 add("cross_entropy", "in_place_leaf", { { 2, 3, 11 } }, function(x)
   return (pg.cross_entropy(x, pg.tensor(targets, "i32"), { in_place = true }))
@@ -190,7 +190,7 @@ local function cut_loss(widths, settings)
     for i, width in ipairs(widths) do
       local part = pg.slice(x, 3, first + 1, width)
       padded[i] = pg.concat({ part, pg.full({ 2, 3, 2 }, 1e3, x.dtype) }, 3)
-      stats[i] = pg.empty({ 2, rows }, x.dtype)
+      stats[i] = pg.empty({ 2, rows }, x.dtype == "f64" and "f64" or "f32")
       c.check(c.C.pg_vocab_stats(stats[i].raw, padded[i].raw, ids.raw, first, width, 11, -100))
       firsts[i], first = first, first + width
     end
@@ -293,6 +293,27 @@ add("recompute", "identity", { { 4, 9 } }, function(x) return pg.recompute(funct
 
 add("sum_values", "", { { 3, 5 } }, function(x) return pg.sum_values(pg.square(x)) end)
 add("all_reduce", "", { { 3, 5 } }, function(x) return pg.all_reduce(x) end, { still = true })
+
+-- On an axis of one rank; between ranks: tests/ranks/comm_ops.lua, tensor_parallel.lua.
+local split, one = require "pg.ops.split_linear", require("pg.mesh").ready().tp
+for _, op in ipairs { "copy_to_ranks", "reduce_from_ranks", "gather_rows", "join_rows", "reduce_scatter_rows",
+                      "gather_columns" } do
+  add(op, "", { { 4, 6 } }, function(x) return pg[op](pg.square(x), one) end)
+end
+add("linear_gathered", "", { { 4, 6 }, { 3, 6 } }, function(x, w) return split.linear_gathered(x, w, nil, nil, one) end)
+add("linear_gathered", "gelu", { { 2, 2, 6 }, { 3, 6 }, { 3 } },
+  function(x, w, b) return split.linear_gathered(x, w, b, "gelu", one) end)
+add("linear_gathered", "twice", { { 4, 6 }, { 3, 6 } }, function(x, w)
+  local h = pg.tanh(x)
+  return pg.add(split.linear_gathered(h, w, nil, nil, one), pg.linear(h, w))
+end)
+add("linear_scattered", "", { { 4, 6 }, { 3, 6 } }, function(x, w) return split.linear_scattered(x, w, nil, one) end)
+add("linear_scattered", "bias", { { 2, 2, 6 }, { 3, 6 }, { 3 } },
+  function(x, w, b) return split.linear_scattered(pg.tanh(x), w, b, one) end)
+add("embedding_part", "", { { 4, 3 } }, function(w)
+  local ids = pg.tensor({ { 7, 5, 0 }, { 8, 7, 11 } }, "i32")
+  return require("pg.ops.split_embedding").embedding_part(w, ids, { first = 5, valid = 3, vocab = 12 })
+end)
 
 -- A tensor with several uses: the shape of a residual block.
 add("add", "residual", { { 3, 7 }, { 7, 7 }, { 7 } }, function(x, w, g)

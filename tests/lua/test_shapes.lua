@@ -15,7 +15,8 @@ local function refuses(op, name, f, text) bad[#bad + 1] = { op = op, name = name
 
 for _, op in ipairs { "relu", "silu", "gelu", "gelu_tanh", "tanh", "sigmoid", "exp", "log", "sqrt", "square", "neg",
   "abs" } do
-  refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end, op .. ": x is [2] i32; it must be f32, f64, bf16 or f16")
+  refuses(op, "integers", function() local _ = pg[op](ids { 1, 2 }) end,
+    op .. ": x is [2] i32; it must be f32, f64, bf16 or f16")
 end
 local names = { maximum = "max", minimum = "min" }
 for _, op in ipairs { "add", "sub", "mul", "div", "maximum", "minimum" } do
@@ -187,6 +188,35 @@ refuses("sum_values", "dead", function()
   x:free()
   local _ = pg.exp(pg.sum_values(x))
 end, "this tensor [2] f32 is dead")
+
+local thirds = { size = 3, rank = 0 } -- an axis; refusals come before anything is sent
+for _, op in ipairs { "copy_to_ranks", "reduce_from_ranks" } do
+  refuses(op, "dead", function()
+    local x = t(2)
+    x:free()
+    local _ = pg[op](x, thirds)
+  end, "this tensor [2] f32 is dead")
+end
+for _, op in ipairs { "gather_rows", "join_rows", "reduce_scatter_rows" } do
+  refuses(op, "scalar", function() local _ = pg[op](t(), thirds) end, "rows over ranks: a scalar has none")
+end
+refuses("reduce_scatter_rows", "rows", function() local _ = pg.reduce_scatter_rows(t(4, 2), thirds) end,
+  "reduce_scatter_rows: [4,2] f32 has 4 rows, which 3 ranks do not divide")
+refuses("gather_columns", "scalar", function() local _ = pg.gather_columns(t(), thirds) end,
+  "gather_columns: a scalar has no columns")
+local split, one = require "pg.ops.split_linear", require("pg.mesh").ready().tp
+refuses("linear_gathered", "inner", function() local _ = split.linear_gathered(t(2, 3), t(4, 5), nil, nil, one) end,
+  "linear_gathered: matmul: a is [2,3] f32, b is [4,5] f32")
+refuses("linear_gathered", "activation",
+  function() local _ = split.linear_gathered(t(2, 3), t(4, 3), nil, "swish", one) end,
+  "linear: activation swish is unknown (gelu, gelu_tanh)")
+refuses("linear_scattered", "inner", function() local _ = split.linear_scattered(t(2, 3), t(4, 5), nil, one) end,
+  "linear_scattered: matmul: a is [2,3] f32, b is [4,5] f32")
+refuses("linear_scattered", "rows", function() local _ = split.linear_scattered(t(4, 3), t(4, 3), nil, thirds) end,
+  "linear_scattered: x is [4,3] f32: 4 rows, which 3 ranks do not divide")
+refuses("embedding_part", "id", function()
+  local _ = require("pg.ops.split_embedding").embedding_part(t(4, 3), ids { 1, 9 }, { first = 4, valid = 4, vocab = 9 })
+end, "embedding: id 9 at place 1 is outside [0,9)")
 
 local HERE = "^tests/lua/test_shapes%.lua:%d+: "
 for _, b in ipairs(bad) do

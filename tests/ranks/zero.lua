@@ -6,9 +6,8 @@ local adamw = require "pg.optim.adamw"
 local mesh = require "pg.mesh"
 local reducer = require "pg.parallel.reducer"
 local step = require "pg.step"
-local zero = require "pg.parallel.zero"
 local nn = pg.nn
-local rank, size = pg.rank(), pg.ranks()
+local size = pg.ranks()
 local ROWS, CONTEXT, VOCAB, STEPS = 12, 6, 13, 6
 local NEAR = 1e-5 -- relative: losses, norms, weights
 local SETTINGS = { rate = 1e-2, betas = { 0.9, 0.95 }, decay = 0.1, clip = 0.5 }
@@ -125,8 +124,9 @@ local function near(got, want, what)
   assert(#got == #want and #want > 0, what)
   local off, norm = 0, 0
   for i = 1, #want do off, norm = off + (got[i] - want[i]) ^ 2, norm + want[i] ^ 2 end
-  if not (math.sqrt(off) <= NEAR * math.sqrt(norm)) then -- or not a number
-    error(("%s: off by %.3g of %.3g; first %.9g, not %.9g"):format(what, math.sqrt(off), math.sqrt(norm), got[1], want[1]))
+  local fine = math.sqrt(off) <= NEAR * math.sqrt(norm)
+  if not fine then -- or not a number
+    error(("%s: off by %.3g of %.3g; %.9g, not %.9g"):format(what, math.sqrt(off), math.sqrt(norm), got[1], want[1]))
   end
 end
 local function near_all(got, want, what)

@@ -102,14 +102,8 @@ local function has_loss(item)
   return item.loss ~= nil and (item.loss ~= lm.Head.loss or item.forward == lm.Head.forward)
 end
 
--- The last item's own loss.
 local function last_loss(list, x, batch)
-  local n = #list.items
-  local around = list.around and list.around[n]
-  if around then x = around.before(x) end
-  local loss, valid = list.items[n]:loss(x, batch)
-  if around then loss = around.after(loss) end
-  return loss, valid
+  return list:at(#list.items, x, function(item, h) return item:loss(h, batch) end)
 end
 
 --- model:part(x, batch, first, last) -> items first to last of its layers on x; x is nil where first is 1: the

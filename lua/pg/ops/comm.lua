@@ -165,7 +165,7 @@ local order = c.ffi.new("int32_t[3]", 1, 0, 2)
 -- `columns` (R C) in all, are padding.  All ranks go on to do the same with it.
 function ops.gather_columns(x, axis, columns)
   if axis.size == 1 then return x end
-  local width = x.shape[#x.shape]
+  local width = x.shape[#x.shape] or c.fail("gather_columns: a scalar has no columns")
   local rows, shape = x.count / math.max(width, 1), { unpack(x.shape) }
   columns = columns or width * axis.size
   shape[#shape] = columns

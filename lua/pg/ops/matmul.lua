@@ -2,7 +2,7 @@
 local c = require "pg.c"
 local Tensor = require "pg.tensor"
 local tape = require "pg.tape"
-local gemm = require "pg.ops.gemm"
+local gemm = require "pg.gemm"
 local done = require("pg.watch").done
 local C = c.C
 

@@ -7,7 +7,7 @@
 -- With more than one chunk (mesh.layout.tp_chunks) rows travel in pieces beside the products of other pieces.
 -- A piece as it travels is [R, rows of the piece, width]; products take it apart, so the order of rows stays.
 local c = require "pg.c"
-local gemm = require "pg.ops.gemm"
+local gemm = require "pg.gemm"
 local mesh = require "pg.mesh"
 local Tensor = require "pg.tensor"
 local tape = require "pg.tape"
@@ -35,11 +35,11 @@ local function rows_of(t, first, count) return t:view({ count, t.shape[2] }, fir
 
 local function flat(t) return t:view({ -1, t.shape[#t.shape] }) end
 
--- Rows [first, first + a's rows) of y (and of o.aux) from a: y = epilogue(a w + bias) + beta y.
+-- Rows [first, first + a's rows) of y (and of o.aux) from a: y = epilogue(a w + bias) + beta y; o.name: for messages.
 local function product(y, first, a, w, o)
   local part = rows_of(y, first, a.shape[1])
   local aux = o.aux and rows_of(o.aux, first, a.shape[1])
-  c.check(C.pg_matmul(part.raw, a.raw, w.raw, gemm.options(false, o.tb, 1, o.beta, o.bias, o.epilogue, aux)))
+  done(o.name, C.pg_matmul(part.raw, a.raw, w.raw, gemm.options(false, o.tb, 1, o.beta, o.bias, o.epilogue, aux)), part)
   part:release()
   if aux then aux:release() end
 end
@@ -61,7 +61,8 @@ local function send_pieces(axis, x, chunks)
   return pieces
 end
 
--- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { tb, bias, epilogue, aux, beta, keep } -> the gathered
+-- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { name, tb, bias, epilogue, aux, beta, keep } -> the
+-- gathered
 -- rows, where o.keep asks for them.  In chunks this rank's own rows come first: they need no waiting.
 local function product_of_gathered(axis, y, x, w, o)
   local n, chunks = x.shape[1], chunks_of(x.shape[1])
@@ -91,9 +92,9 @@ local function product_of_gathered(axis, y, x, w, o)
   return whole
 end
 
--- out [n,width] = this rank's rows of the sum over ranks of x [R n,in] w -> works to wait for.
-local function scatter_product(axis, out, x, w, tb)
-  local n, chunks, works, o = out.shape[1], chunks_of(out.shape[1]), {}, { tb = tb }
+-- out [n,width] = this rank's rows of the sum over ranks of x [R n,in] w, with o = { name, tb } -> works to wait for.
+local function scatter_product(axis, out, x, w, o)
+  local n, chunks, works = out.shape[1], chunks_of(out.shape[1]), {}
   for i = 0, chunks - 1 do
     local first, count = piece(n, chunks, i)
     local addends = Tensor.empty({ axis.size * count, out.shape[2] }, out.dtype)
@@ -124,6 +125,8 @@ local function wants_gradient(t) return t.requires_grad or t.record ~= nil end
 
 -- Rows in, columns out ----------------------------------------------------------------------------
 
+local BACK = { name = "matmul" } -- of gradients: the tape says whose
+
 local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true }, mixed = true }
 
 function GATHERED.grad_input(r, dy, d, add)
@@ -136,7 +139,7 @@ function GATHERED.grad_input(r, dy, d, add)
   if d[1] then
     local into = flat(d[1])
     local sum = add[1] == 1 and Tensor.like(into) or into
-    r.under_way = { works = scatter_product(axis, sum, g, r.saved[2], false), sum = sum, into = into }
+    r.under_way = { works = scatter_product(axis, sum, g, r.saved[2], BACK), sum = sum, into = into }
   end
   g:release()
 end
@@ -175,9 +178,9 @@ function ops.linear_gathered(x, w, bias, activation, axis)
   local records, epilogue = tape.wants(x, w, bias), gemm.epilogue(activation)
   local y = Tensor.empty({ axis.size * own.shape[1], w:alive().shape[1] }, x.dtype)
   local aux = epilogue and records and Tensor.like(y) or nil
-  product_of_gathered(axis, y, own, w, { tb = true, bias = bias and bias:alive(), epilogue = epilogue, aux = aux })
+  product_of_gathered(axis, y, own, w, { name = "linear_gathered", tb = true, bias = bias and bias:alive(),
+                                         epilogue = epilogue, aux = aux })
   own:release()
-  done("linear_gathered", 0, y)
   if records then
     tape.record(GATHERED, { x, w, bias }, 3, { x, w, aux or false }, 3, y, { activation = activation, axis = axis })
   end
@@ -192,7 +195,7 @@ function SCATTERED.grad_input(r, dy, d, add)
   if not d[1] then return end
   local into = flat(d[1])
   local whole = product_of_gathered(r.a.axis, into, dy, r.saved[2],
-                                    { beta = add[1], keep = wants_gradient(r.inputs[2]) })
+                                    { name = "matmul", beta = add[1], keep = wants_gradient(r.inputs[2]) })
   if whole then r.extra = whole:keep() end -- dy of all rows, for the weight
   into:release()
 end
@@ -216,7 +219,7 @@ function ops.linear_scattered(x, w, bias, axis)
     c.fail("linear_scattered: x is %s: %d rows, which %d ranks do not divide", x:describe(), all.shape[1], axis.size)
   end
   local y = Tensor.empty({ n, w:alive().shape[1] }, x.dtype)
-  wait_all(scatter_product(axis, y, all, w, true))
+  wait_all(scatter_product(axis, y, all, w, { name = "linear_scattered", tb = true }))
   all:release()
   if bias then c.check(C.pg_binary(y.raw, y.raw, bias:alive().raw, C.PG_ADD, 0)) end
   done("linear_scattered", 0, y)

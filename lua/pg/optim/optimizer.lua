@@ -147,10 +147,11 @@ function Optimizer:measure()
 end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
--- summed over dp already, and the values are waited for where they are used; o.state: what the rate is asked
--- with.  Raises, with nothing updated, where a gradient is not finite.
+-- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
+-- o.state: what the rate is asked with.  Raises, with nothing updated, where a gradient is not finite.
 function Optimizer:step(o)
   local reduced = o and o.reduced
+  self.bad_gradient = o and o.bad
   if self.before_step then self.before_step(self, reduced) end
   for _, s in ipairs(self.segments) do
     if s.level < 2 then s:zero_unused() end -- from level 2 on done when it was reduced

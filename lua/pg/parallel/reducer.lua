@@ -194,7 +194,7 @@ local function before_step(optim, reduced)
     same_weights.check(optim.segments)
     optim.agreed = true
   end
-  optim.bad_gradient = not reduced and reducer.average(optim.segments).bad or nil
+  if not reduced then optim.bad_gradient = reducer.average(optim.segments).bad end
 end
 
 -- The values of a plain script are its own to look at, so they are waited for; a trainer's are when they are used.

@@ -14,7 +14,7 @@ local Tensor = require "pg.tensor"
 local C = c.C
 
 local zero = {}
-local idle = {} -- segments at level 3 that are here and that nobody needs
+local idle = setmetatable({}, { __mode = "k" }) -- segments at level 3 that are here and that nobody needs
 
 -- ---- holding ----
 

@@ -191,6 +191,41 @@ for _, step_of in ipairs { trainer_step, plain_step } do
   end
 end
 
+-- ---- sums over other axes ----
+
+-- Gradients of which ranks of tp, or two stages, make parts each: the sum over all ranks, as dp over all gives it.
+local function clipped(list) return pg.optim.adamw(list, { rate = 1e-2, clip = 1 }) end
+local function two_axes(layout, prepare)
+  mesh.build(layout)
+  local m = pg.build(Chain(nn.Linear { inputs = 8, outputs = 8, bias = true }))
+  for _, s in ipairs(m.segments) do prepare(s) end
+  local optim = clipped(m:parameters())
+  local norms = {}
+  for i = 1, 3 do
+    norms[i] = trainer_step(optim, function() return pg.sum(pg.square(m(pg.full({ 3, 8 }, rank + i)))) end)
+  end
+  return norms, weights(m)
+end
+local norms, numbers = two_axes({ dp = size }, function() end)
+local function near(got, want)
+  for i, x in ipairs(want) do assert(math.abs(got[i] - x) <= 1e-5 * math.max(math.abs(x), 0.1)) end
+end
+local prepare = {}
+function prepare.tp(s)
+  s.sums = { { first = 0, count = 64, axis = mesh.tp }, { first = 64, count = s.count - 64, axis = mesh.tp } }
+end
+function prepare.pp(s)
+  s.tied = mesh.pp
+  for _, p in ipairs(s.params) do p.stages = 2 end
+end
+for level = 0, 3 do
+  for _, axis in ipairs { "tp", "pp" } do
+    local n, w = two_axes({ dp = 2, [axis] = 2, zero = level, sequence = false }, prepare[axis])
+    near(n, norms)
+    for name, list in pairs(numbers) do near(w[name], { unpack(list, 1, math.min(#list, #w[name])) }) end
+  end
+end
+
 -- ---- C16: other weights on one rank ----
 
 for level = 1, 3 do

@@ -197,9 +197,12 @@ local function before_step(optim, reduced)
   if not reduced then optim.bad_gradient = reducer.average(optim.segments).bad end
 end
 
--- The values of a plain script are its own to look at, so they are waited for; a trainer's are when they are used.
+-- The values of a plain script are its own to look at, so they are waited for; a trainer's are where they are used,
+-- by the items that have them.
 local function after_step(optim, reduced)
-  if not reduced then zero.ready(optim.segments) end
+  for _, s in ipairs(optim.segments) do
+    if not (reduced and s.in_item) then s:ready() end
+  end
 end
 
 --- reducer.attach(optim) -> optim, whose step() now works over the dp axis.

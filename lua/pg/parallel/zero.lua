@@ -4,7 +4,8 @@
 --         Sequential waits for its own before it runs, so that the rest travels meanwhile
 --   3     values are whole only while an item runs: brought before it, with the next item's already under way,
 --         dropped after it; the same again in backward, where marks on the tape stand for the two ends of an item
--- Parameters outside any item of a Sequential stay whole at level 3 (zero.outside lists them).
+-- Parameters outside any item of a Sequential are waited for as soon as they are updated, and stay whole at level 3
+-- (zero.outside lists them).
 -- A segment counts who needs it (s.held): tied weights are needed by two items.  One that nobody needs stays until
 -- another is brought: the last item's backward follows its forward.
 local c = require "pg.c"
@@ -154,7 +155,8 @@ function zero.attach(model)
     for i = 1, #lists do m.around[i] = #lists[i] > 0 and wrap(lists[i], lists[i + 1]) end
   end)
   for _, s in ipairs(model.segments) do
-    if s.level == 3 and not kept[s] then s:whole_values() end
+    s.in_item = kept[s] -- an item waits for it
+    if s.level == 3 and not s.in_item then s:whole_values() end
   end
   return model
 end

@@ -49,11 +49,12 @@ function Model:init()
   add(1, "head", Head { weight = rows.weight })
 end
 
---- pieces.trainee(layout, seed, dtype) -> an optimiser of such a model.  Equal seeds: equal weights in every layout.
-function pieces.trainee(layout, seed, dtype)
+--- pieces.trainee(layout, seed, dtype, moments) -> an optimiser of such a model.  Equal seeds: equal weights in every
+-- layout.
+function pieces.trainee(layout, seed, dtype, moments)
   mesh.build(layout)
   local model = params.build(Model(), { seed = seed, dtype = dtype })
-  return pg.optim.adamw(model:parameters(), { rate = 1e-3 }, { seed = seed })
+  return pg.optim.adamw(model:parameters(), { rate = 1e-3, moments = moments }, { seed = seed })
 end
 
 --- pieces.manifest(step)
@@ -76,26 +77,34 @@ function pieces.same_files(a, b, what)
   end
 end
 
--- The weights of two models, number for number, in what this rank updates and in what it has gathered.
+-- The weights of two models, number for number: what this rank updates, and what it has gathered.
 local function same_weights(got, want, what)
   for i, s in ipairs(want.segments) do
-    for k, p in ipairs(s.params) do
-      local a, b = got.segments[i].params[k]:totable(), p:totable()
+    local other = got.segments[i]
+    local function compare(a, b, name)
+      a, b = a:totable(), b:totable()
       for j = 1, #b do
-        assert(a[j] == b[j], ("%s: %s[%d] is %.9g, not %.9g"):format(what, p.name, j, a[j], b[j]))
+        assert(a[j] == b[j], ("%s: %s[%d] is %.9g, not %.9g"):format(what, name, j, a[j], b[j]))
       end
     end
+    compare(other:read_numbers(), s:read_numbers(), s.name)
+    for _, one in ipairs { other, s } do
+      one:bring()
+      one:ready()
+    end
+    for k, p in ipairs(s.params) do compare(other.params[k], p, p.name) end
   end
 end
 
---- pieces.pass(from, folder, layout, seed): load a checkpoint in a layout, find the weights of that seed, save it
--- under the folder -> the new checkpoint, which holds the same bytes.
-function pieces.pass(from, folder, layout, seed)
-  local what = ("pp %d dp %d tp %d zero %d"):format(layout.pp or 1, layout.dp or 1, layout.tp or 1, layout.zero or 0)
-  local optim = pieces.trainee(layout, seed + 1)
+--- pieces.pass(from, folder, layout, seed, dtype): load a checkpoint in a layout and precision, find the weights of
+-- that seed, save it under the folder -> the new checkpoint, which holds the same bytes.
+function pieces.pass(from, folder, layout, seed, dtype)
+  local what = ("pp %d dp %d tp %d zero %d %s"):format(layout.pp or 1, layout.dp or 1, layout.tp or 1,
+                                                       layout.zero or 0, dtype or "f32")
+  local optim = pieces.trainee(layout, seed + 1, dtype)
   local m = checkpoint.read(from)
   checkpoint.load(from, m, optim)
-  same_weights(optim, pieces.trainee(layout, seed), what)
+  same_weights(optim, pieces.trainee(layout, seed, dtype), what)
   local path = checkpoint.save(folder, optim, pieces.manifest(m.step + 1), 100)
   pg.barrier()
   pieces.same_files(path, from, what)

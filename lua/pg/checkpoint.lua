@@ -11,6 +11,7 @@ local fs = require "pg.fs"
 local json = require "pg.json"
 local mesh = require "pg.mesh"
 local shards = require "pg.shards"
+local zero = require "pg.parallel.zero"
 
 local checkpoint = {}
 local VERSION = 1
@@ -76,9 +77,9 @@ end
 local function parts_of(segments, dress)
   local all, mine = {}, {}
   mesh.ready()
-  local place, zero = { pp = mesh.pp.rank, tp = mesh.tp.rank }, mesh.layout.zero
+  local place = { pp = mesh.pp.rank, tp = mesh.tp.rank }
   for _, s in ipairs(segments) do
-    local first, size = fragments.share(s, mesh.dp, zero)
+    local first, size = fragments.share(s, mesh.dp)
     for _, part in ipairs(fragments.of(s, place, s.first, s.size)) do
       dress(part, s)
       all[#all + 1] = part
@@ -196,10 +197,9 @@ end
 --- checkpoint.load_model(folder, segments): the numbers of a model alone, whatever layout wrote them.  All ranks
 -- call it; each reads what it updates itself, the rest comes from its neighbours on dp.
 function checkpoint.load_model(folder, segments)
+  zero.ready(segments)
   shards.load(folder .. "/" .. MODEL, (weights(segments)))
-  for _, s in ipairs(segments) do
-    if s.size < s.count then mesh.dp:all_gather(s.value, s.own_value) end
-  end
+  zero.gather_values(segments)
 end
 
 --- checkpoint.load(folder, manifest, optim): numbers of the model and of its optimiser, on every rank.

@@ -67,10 +67,10 @@ function fragments.of(segment, place, first, size)
   return list
 end
 
---- fragments.share(segment, dp, zero) -> first, size of the window that this rank of axis dp saves: what it holds
--- alone, or an equal share of what all of them hold.
-function fragments.share(segment, dp, zero)
-  if zero > 0 then return segment.first, segment.size end
+--- fragments.share(segment, dp) -> first, size of the window that this rank of axis dp saves: what it holds alone, or
+-- an equal share of what all of them hold.
+function fragments.share(segment, dp)
+  if segment.size < segment.count then return segment.first, segment.size end
   local first = math.floor(segment.count * dp.rank / dp.size)
   return first, math.floor(segment.count * (dp.rank + 1) / dp.size) - first
 end

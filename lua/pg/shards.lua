@@ -7,6 +7,7 @@
 local c = require "pg.c"
 local agree = require "pg.agree"
 local fragments = require "pg.fragments"
+local fs = require "pg.fs"
 local json = require "pg.json"
 local mesh = require "pg.mesh"
 local Tensor = require "pg.tensor"
@@ -119,6 +120,15 @@ local function share(file)
   return ffi.string(place)
 end
 
+local function join(slot, place)
+  local rc = C.pg_safetensors_join(slot, place)
+  if rc >= 0 then return end
+  local why = ffi.string(C.pg_errmsg())
+  if fs.exists(place) then c.fail("%s", why) end
+  c.fail("%s; every rank writes its part, so the run's folder must lie where all hosts see it, as --run=/SHARED/NAME",
+         why)
+end
+
 -- The steps of a save that all ranks take together; slot keeps this rank's file.
 local function save(slot, path, parts, mine)
   local first, place = mesh.rank() == 0, nil
@@ -131,7 +141,7 @@ local function save(slot, path, parts, mine)
   end)
   place = agree.tell(place)
   agree.together(function()
-    if not first then c.check(C.pg_safetensors_join(slot, place)) end
+    if not first then join(slot, place) end
     for _, part in ipairs(mine) do move(C.pg_safetensors_write_block, slot[0], part.name, part) end
     if mesh.size() > 1 then c.check(C.pg_safetensors_sync(slot[0])) end
   end)

@@ -133,6 +133,13 @@ function tests.test_numbers_come_back_and_unknown_keys_are_left_alone()
   check.equal(two.steps, 3)
 end
 
+local function empty_run(name)
+  local folder = training.scratch .. "/" .. name
+  fs.remove(folder)
+  fs.mkdir(folder .. "/checkpoints")
+  return folder
+end
+
 -- The bytes of a file with these views, written whole and by one process.
 local function file_of(views)
   local C, slot, path = c.C, c.ffi.new "pg_safetensors *[1]", training.scratch .. "/by-hand.safetensors"
@@ -153,10 +160,8 @@ local function file_of(views)
 end
 
 function tests.test_tensors_are_whole_in_their_dtype()
-  local folder = training.scratch .. "/whole-tensors"
   for _, dtype in ipairs { "f32", "f64" } do
-    fs.remove(folder)
-    fs.mkdir(folder .. "/checkpoints")
+    local folder = empty_run "whole-tensors"
     local optim = pieces.trainee({}, 1, dtype)
     pieces.moments(optim)
     local path = checkpoint.save(folder, optim, manifest(1), 1)
@@ -167,6 +172,57 @@ function tests.test_tensors_are_whole_in_their_dtype()
     check.is_true(fs.read(path .. "/model.safetensors") == file_of(weights), dtype)
     check.is_true(fs.read(path .. "/optimizer.safetensors") == file_of(optim:state_pieces()), dtype)
   end
+end
+
+-- An update from gradients that depend on the step alone.
+local function update(optim)
+  for _, s in ipairs(optim.segments) do
+    for _, piece in ipairs(s:pieces(s.own_grad)) do
+      c.check(c.C.pg_random_normal(piece.view.raw, 9, c.hash(piece.name .. optim.steps), 0, 1, 0, 0, 0))
+      piece.view:free()
+    end
+    for _, p in ipairs(s.params) do p.grad_fresh = false end
+  end
+  optim:step()
+end
+
+local function numbers_of(optim)
+  local list = {}
+  for _, s in ipairs(optim.segments) do list[#list + 1] = s:read_numbers():totable() end
+  for _, piece in ipairs(optim:state_pieces()) do
+    list[#list + 1] = piece.view:totable()
+    piece.view:free()
+  end
+  return list
+end
+
+function tests.test_half_precision_goes_on_to_the_bit()
+  for _, kind in ipairs { { "bf16" }, { "bf16", "bf16" }, { "f16" }, { "f16", "bf16" } } do
+    local folder = empty_run "half"
+    local one, two = pieces.trainee({}, 1, kind[1], kind[2]), pieces.trainee({}, 2, kind[1], kind[2])
+    for _ = 1, 3 do update(one) end
+    local m = manifest(3)
+    m.optimizer = { steps = 3 }
+    local path = checkpoint.save(folder, one, m, 1)
+    checkpoint.load(path, m, two)
+    for _ = 1, 2 do
+      check.close(numbers_of(two), numbers_of(one), 0)
+      for i, s in ipairs(one.segments) do check.close(two.segments[i].value, s.value, 0) end
+      update(one)
+      update(two)
+    end
+  end
+end
+
+function tests.test_precision_may_change()
+  local folder = empty_run "precision"
+  local half, whole_numbers = pieces.trainee({}, 1, "bf16", "bf16"), pieces.trainee({}, 2)
+  for _ = 1, 3 do update(half) end
+  checkpoint.load(checkpoint.save(folder, half, manifest(1), 9), manifest(1), whole_numbers)
+  check.close(numbers_of(whole_numbers), numbers_of(half), 0)
+  local again = pieces.trainee({}, 3, "bf16", "bf16")
+  checkpoint.load(checkpoint.save(folder, whole_numbers, manifest(2), 9), manifest(2), again)
+  check.close(numbers_of(again), numbers_of(half), 0)
 end
 
 local function refused(text, changes, name, args)

@@ -68,7 +68,7 @@ local function written(sizes, zero, held)
       local s = segment { piece { shape = { 4 }, name = "other" }, held(tp, pp) }
       for rank = 0, sizes.dp - 1 do
         if zero > 0 then s.first, s.size = s.count / sizes.dp * rank, s.count / sizes.dp end
-        local first, size = fragments.share(s, { rank = rank, size = sizes.dp }, zero)
+        local first, size = fragments.share(s, { rank = rank, size = sizes.dp })
         for _, f in ipairs(fragments.of(s, { pp = pp, tp = tp }, s.first, s.size)) do
           local part = f.name == "w" and f.writes and fragments.within(f, first, size)
           if f.name == "w" then whole = f.whole end

@@ -37,7 +37,11 @@ local reference = checkpoint.save(folder, optim, pieces.manifest(1), 100)
 
 local here = {
   { dp = 4, zero = 1 }, { dp = 4, zero = 2 }, { dp = 4, zero = 3 }, { tp = 4 }, { tp = 2, dp = 2, zero = 1 },
-  { pp = 2, dp = 2 }, { pp = 2, tp = 2 }, { pp = 2, dp = 2, zero = 1 }, { dp = 4 },
+  { pp = 2, dp = 2 }, { pp = 2, tp = 2 }, { pp = 2, dp = 2, zero = 3 }, { dp = 4 },
+}
+local halves = { -- the same f32 numbers, as values and what masters add
+  { { dp = 4 }, "bf16" }, { { dp = 4, zero = 1 }, "f16" }, { { tp = 2, dp = 2, zero = 3 }, "bf16" },
+  { { dp = 4, zero = 3 }, "f32" }, { { pp = 2, dp = 2, zero = 2 }, "f16" },
 }
 local fewer = { -- 4 -> 2 -> 1 -> 2 -> 4 ranks
   { 2, "dp = 2, zero = 1" }, { 1, "" }, { 2, "dp = 2, zero = 2" }, { 1, "" }, { 2, "dp = 2, zero = 3" },
@@ -45,14 +49,15 @@ local fewer = { -- 4 -> 2 -> 1 -> 2 -> 4 ranks
 }
 local at = reference
 for _, layout in ipairs(here) do at = pieces.pass(at, folder, layout, SEED) end
-for _, one in ipairs(fewer) do
+for i, one in ipairs(fewer) do
   local code = ([[require("tests.pieces").pass("%s", "%s", { %s }, %d)]]):format(at, folder, one[2], SEED)
   assert(job(one[1], code) == 0, ("%d ranks, %s failed"):format(one[1], one[2]))
   at = checkpoint.list(folder)[1]
-  at = pieces.pass(at, folder, here[1 + #at % #here], SEED)
+  at = pieces.pass(at, folder, here[i], SEED)
 end
+for _, one in ipairs(halves) do at = pieces.pass(at, folder, one[1], SEED, one[2]) end
 pieces.same_files(at, reference, "at the end")
-assert(#checkpoint.list(folder) == 1 + #here + 2 * #fewer)
+assert(#checkpoint.list(folder) == 1 + #here + 2 * #fewer + #halves)
 
 -- ---- what cannot be done ----
 
@@ -80,6 +85,17 @@ fails("table.weight [6,12] has 72 numbers, the ranks would write 60", checkpoint
       pieces.manifest(99), 100)
 piece.whole = { 5, rank == 2 and 12 or 13 }
 fails("table.weight is [5,1", checkpoint.save, folder, optim, pieces.manifest(99), 100)
+
+-- A host that does not see rank 0's folder.
+optim = pieces.trainee({ dp = 4 }, SEED)
+local tell = agree.tell
+function agree.tell(text)
+  text = tell(text)
+  return rank == 3 and "/nowhere/" .. text or text
+end
+local told = fails("must lie where all hosts see it", checkpoint.save, folder, optim, pieces.manifest(99), 100)
+assert(told:find("rank 3: ", 1, true), told)
+agree.tell = tell
 
 -- ---- a disk that is full on one rank ----
 

@@ -1,6 +1,9 @@
 -- training.lua: what the tests of the loop share: a small text, a small recipe, its metrics.
+local c = require "pg.c"
+local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
 local json = require "pg.json"
+local C, ffi = c.C, c.ffi
 
 local training = {}
 training.scratch = os.getenv "SCRATCH" or "build/tests/by-hand" -- the runner gives one
@@ -67,7 +70,7 @@ local function padded()
 end
 
 -- Cases by name: { steps of it, changes(o) of the recipe } or { steps, script = f(o, steps) -> records }.
--- o: batch, sequences of a step; deep: with blocks for several stages, heads for several ranks; layout.
+-- o: batch, sequences of a step; deep: so many blocks for several stages, and heads for several ranks; layout.
 local cases = {}
 local function text(o, more)
   more = more or {}
@@ -76,11 +79,11 @@ local function text(o, more)
 end
 local function llama(o)
   if o.deep then
-    return require "models.llama" { blocks = 4, width = 32, heads = 4, kv_heads = 2, vocab = 259, context = 32 }
+    return require "models.llama" { blocks = o.deep, width = 32, heads = 4, kv_heads = 2, vocab = 259, context = 32 }
   end
 end
 local function gpt2(o) -- a tied head, dropout in every place
-  return require "models.gpt2" { blocks = o.deep and 4 or 2, width = 32, heads = o.deep and 4 or 2, vocab = 259,
+  return require "models.gpt2" { blocks = o.deep or 2, width = 32, heads = o.deep and 4 or 2, vocab = 259,
                                  context = 32, dropout = 0.1 }
 end
 cases.plain = { 12, function(o) return { data = text(o), model = llama(o) } end }
@@ -124,14 +127,37 @@ local function script(o, steps)
 end
 cases.script = { 100, script = script }
 
---- training.case(name, folder, o) -> records of that case.  o: as in `cases`; o.more: further changes of the recipe.
+--- training.weights(folder) -> { name = list of numbers } of a run's newest checkpoint; nil where it has none.
+function training.weights(folder)
+  local newest = checkpoint.list(folder)[1]
+  if not newest then return nil end
+  local slot, out = ffi.new "pg_safetensors *[1]", {}
+  c.check(C.pg_safetensors_open(slot, newest .. "/model.safetensors"))
+  local file, dtype, n, dims = slot[0], ffi.new "int[1]", ffi.new "int[1]", ffi.new "int64_t[8]"
+  for i = 0, tonumber(C.pg_safetensors_count(file)) - 1 do
+    c.check(C.pg_safetensors_info(file, i, dtype, n, dims))
+    local count = 1
+    for k = 0, n[0] - 1 do count = count * tonumber(dims[k]) end
+    local t = pg.empty({ count }, "f32")
+    c.check(C.pg_safetensors_read(file, i, 0, t.raw))
+    out[ffi.string(C.pg_safetensors_name(file, i))] = t:totable()
+    t:release()
+  end
+  C.pg_safetensors_close(file)
+  return out
+end
+
+--- training.case(name, folder, o) -> records of that case, and its last weights (nil of a script).  o: as in `cases`;
+-- o.more: further changes of the recipe.
 function training.case(name, folder, o)
   local case = cases[name]
   if not case.script then
     local changes = case[2](o)
+    changes.save = {}
     for key, value in pairs(o.more or {}) do changes[key] = value end
     changes.steps, changes.layout = changes.steps or case[1], o.layout
-    return (training.run(changes, folder))
+    local records, at = training.run(changes, folder)
+    return records, training.weights(at)
   end
   local records, lines = case.script(o, case[1]), {}
   for i, r in ipairs(records) do lines[i] = json.encode(r) end
@@ -142,24 +168,69 @@ function training.case(name, folder, o)
   return records
 end
 
+-- A table of plain values as Lua text.
+local function literal(value)
+  if type(value) ~= "table" then return type(value) == "string" and ("%q"):format(value) or tostring(value) end
+  local parts = {}
+  for k, v in pairs(value) do parts[#parts + 1] = ("[%s]=%s"):format(literal(k), literal(v)) end
+  return "{" .. table.concat(parts, ",") .. "}"
+end
+
+local started = 0
+
+--- training.outcome(name, ranks, o) -> records, weights, folder of a case, run by as many processes of their own.  o: as
+-- training.case takes it, of plain values, such as { batch = 12, deep = 4, layout = { pp = 2, tp = 2 },
+-- more = { micro = 1, recompute = "block" } }.  For one rank leave layout out.
+function training.outcome(name, ranks, o)
+  started = started + 1
+  local folder = ("outcome-%d-%s"):format(started, name)
+  local file = ("%s/%s.lua"):format(training.scratch, folder)
+  fs.write(file, ([[require("tests.training").case("%s", "%s", %s)]]):format(name, folder, literal(o)))
+  local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
+  local command = ("%s %s -n %d %s >%s.log 2>&1"):format(alone, os.getenv "PGRUN", ranks, file, file)
+  if os.execute(command) ~= 0 then error(("%s %s failed:\n%s"):format(name, literal(o), fs.read(file .. ".log")), 0) end
+  local at = training.scratch .. "/" .. folder
+  return training.records(at), training.weights(at), at
+end
+
+--- training.forget(folder): the run may be made again.  All ranks call it.
+function training.forget(folder)
+  pg.barrier()
+  if pg.rank() == 0 then fs.remove(training.scratch .. "/" .. folder) end
+  pg.barrier()
+end
+
 -- The same case in a single process, started by rank 0.
 local function single(name, o)
-  local folder = "single-" .. name
-  if pg.rank() == 0 then
-    local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
-    local code = ([[require("tests.training").case("%s", "%s", { batch = %d, deep = %s })]]):format(
-      name, folder, o.batch, tostring(o.deep))
-    local command = ("%s %s -e '%s'"):format(alone, os.getenv "PGRUN", code)
-    assert(os.execute(command) == 0, name .. " in a single process failed")
-  end
-  pg.barrier()
-  return training.records(training.scratch .. "/" .. folder)
+  local at = require("pg.agree").text(function()
+    return (select(3, training.outcome(name, 1, { batch = o.batch, deep = o.deep, more = o.more })))
+  end)
+  return training.records(at), training.weights(at)
 end
 
 -- Of DESIGN.md 3: relative to the single process, by step.
+local WEIGHTS = 1e-5 -- after the last step
 local function tolerance(key, step)
   if key == "grad_norm" then return step <= 10 and 1e-5 or 2e-4 end
   return step == 1 and 1e-6 or 1e-5
+end
+
+--- training.same_weights(name, got, want): raises where weights differ, by the norm of the error over all of them.
+function training.same_weights(name, got, want)
+  local difference, size, worst, where = 0, 0, -1, nil
+  for key, numbers in pairs(want) do
+    local own = assert(got[key], ("%s: the checkpoint has no %s"):format(name, key))
+    assert(#own == #numbers, ("%s: %s has %d numbers, not %d"):format(name, key, #own, #numbers))
+    local e = 0
+    for i, x in ipairs(numbers) do e, size = e + (own[i] - x) ^ 2, size + x ^ 2 end
+    difference = difference + e
+    if not (e <= worst) then worst, where = e, key end
+  end
+  for key in pairs(got) do assert(want[key], ("%s: the checkpoint has a %s of its own"):format(name, key)) end
+  local e = math.sqrt(difference / size)
+  if not (e <= WEIGHTS) then -- or not a number
+    error(("%s: the last weights differ by %.3g of their norm, most in %s"):format(name, e, where))
+  end
 end
 
 --- training.agree(name, got, want): records of the same training in two layouts: raises at the first step that differs.
@@ -178,21 +249,24 @@ function training.agree(name, got, want)
   end
 end
 
---- training.compare{ layout =, batch =, cases = }: cases (all) in this layout against the same in a single process.
--- layout: fields of a recipe's layout (plain data parallel); batch (12, which 1, 2, 3 and 4 ranks divide): sequences
--- of a step.
+--- training.compare{ layout =, batch =, cases =, deep =, more = }: cases (all) in this layout against the same in a
+-- single process.  layout: fields of a recipe's layout (plain data parallel); batch (12, which 1, 2, 3 and 4 ranks
+-- divide): sequences of a step; deep (4 where there is a layout): blocks; more: changes of the recipe, plain values.
 function training.compare(o)
   o = o or {}
-  local names, batch = o.cases, o.batch or 12
+  local names = o.cases
   if not names then
     names = {}
     for name in pairs(cases) do names[#names + 1] = name end
     table.sort(names) -- all ranks in one order
   end
   for _, name in ipairs(names) do
-    local case = { batch = batch, deep = o.layout ~= nil, layout = o.layout }
-    local want = single(name, case)
-    training.agree(name, training.case(name, "layout-" .. name, case), want)
+    local case = { batch = o.batch or 12, deep = o.deep or o.layout and 4, layout = o.layout, more = o.more }
+    local want, weights = single(name, case)
+    local got, own = training.case(name, "layout-" .. name, case)
+    training.agree(name, got, want)
+    if weights then training.same_weights(name, own, weights) end
+    training.forget("layout-" .. name)
   end
 end
 

@@ -12,6 +12,7 @@ local modules = {
 local fields = {
   describe = { "pg.describe", "new" }, no_grad = { "pg.tape", "no_grad" }, scope = { "pg.scope", "run" },
   log = { "pg.log", "line" }, generate = { "pg.generate", "text" }, demo_text = { "pg.data.demo", "path" },
+  parallel = { "pg.parallel.script", "new" },
   nonfinite = { "pg.watch", "nonfinite" }, timings = { "pg.watch", "timings" },
   randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }

@@ -7,7 +7,8 @@ local C, ffi = c.C, c.ffi
 
 -- What of a layout is not an axis: zero (stage 0 to 3), sequence (norms and dropout of tensor parallel ranks on
 -- rows of their own), tp_chunks (pieces in which those rows travel while products run; nil: as the device likes).
-local mesh = { layout = { zero = 0, sequence = false } }
+-- waited: seconds that this process has waited for others so far.
+local mesh = { layout = { zero = 0, sequence = false }, waited = 0 }
 local names = { "pp", "dp", "tp" }
 local Axis = {}
 Axis.__index = Axis
@@ -111,12 +112,19 @@ local Work = {}
 Work.__index = Work
 local no_work = setmetatable({}, Work)
 
+-- Wait in a call of C.
+local function waiting(call, ...)
+  local before = C.pg_time()
+  c.check(call(...))
+  mesh.waited = mesh.waited + C.pg_time() - before
+end
+
 --- work:wait(): until the collective is done; raises what went wrong.
 function Work:wait()
   if self.raw then
     local raw = ffi.gc(self.raw, nil)
     self.raw, self.axis = nil, nil
-    c.check(C.pg_work_wait(raw))
+    waiting(C.pg_work_wait, raw)
   end
 end
 
@@ -127,7 +135,7 @@ local function issue(axis, async, call, ...)
   if axis.size == 1 then return no_work end
   host.waits_at() -- for the reports of the launcher and of time limits
   if not async then
-    c.check(call(...))
+    waiting(call, ...)
     return no_work
   end
   slot[0] = nil
@@ -174,7 +182,7 @@ end
 function Axis:barrier()
   if self.size > 1 then
     host.waits_at()
-    c.check(C.pg_barrier(self.comm))
+    waiting(C.pg_barrier, self.comm)
   end
 end
 

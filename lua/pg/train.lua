@@ -4,6 +4,7 @@
 -- different steps) and whether a rank's loss is not finite; so all ranks decide alike.
 local c = require "pg.c"
 local agree = require "pg.agree"
+local busy = require "pg.busy"
 local checkpoint = require "pg.checkpoint"
 local choices = require "pg.choices"
 local data = require "pg.data"
@@ -107,7 +108,7 @@ local function setup(r, info)
   t.settings = run.settings(r)
   t:count_flops()
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
-  t.shown = {}
+  t.shown, t.busy = {}, busy.new()
   t.loader = recipe.guard(info, "data", function()
     return t.set:loader { batch = r.data.batch, micro = r.micro, seed = r.data.seed, axis = mesh.dp, pad = r.data.pad }
   end)
@@ -212,11 +213,13 @@ local function finite(x) return x == x and x ~= math.huge and x ~= -math.huge en
 
 -- The first of this rank's tensors that is not finite, for the message.
 function Trainer:first_bad()
-  for _, p in ipairs(self.model:named()) do
-    local v = p.parameter:view(p.piece.shape, p.piece.first)
-    local bad = watch.nonfinite(v)
-    v:free()
-    if bad > 0 then return "the parameter " .. p.name end
+  for _, s in ipairs(self.optim.segments) do
+    local found
+    for _, piece in ipairs(s:pieces(s.own_value)) do
+      if not found and watch.nonfinite(piece.view) > 0 then found = "the parameter " .. piece.name end
+      piece.view:free()
+    end
+    if found then return found end
   end
   return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
 end
@@ -267,7 +270,10 @@ function Trainer:step()
   local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
   local bad = self.engine.bad or not finite(share)
-  local told = mesh.world:sum_numbers { share, stop, bad and 1 or 0 }
+  local numbers = { share, stop, bad and 1 or 0 }
+  self.busy:add(numbers)
+  local told = mesh.world:sum_numbers(numbers)
+  self.busy:note(told)
   if told[3] > 0 or not finite(told[1]) then self:stop_nonfinite(share) end
   self.stopping = told[2] > 0 and (told[2] < CLOSED and SIGTERM or SIGPIPE)
   state.loss, state.tokens = told[1], state.tokens + batch.valid
@@ -366,11 +372,14 @@ function Trainer:tell(record, last)
   local text = ("step %d/%d  loss %.4f  rate %.3g  norm %.3g  %s tokens/s  %s  %s left"):format(
     state.step, state.steps, record.loss, record.rate, record.grad_norm, log.count(speed),
     log.bytes(record.memory_peak), left)
+  local slow = self.busy:slowest()
+  if slow then text = text .. "  " .. slow end
   if record.val_loss then text = text .. ("  val_loss %.4f"):format(record.val_loss) end
   local every = self.recipe.log.every or math.max(1, math.floor(state.steps / LINES))
   if state.step % every == 0 or state.step == self.first or last or record.val_loss then
     log.text("%s", text)
     self.seconds, self.counted = 0, 0
+    self.busy:reset()
   else
     log.live(text)
   end

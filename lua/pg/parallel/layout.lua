@@ -3,6 +3,7 @@
 --   fields: pp, dp (or "rest"), tp, zero, sequence, schedule, chunks, blocks
 local c = require "pg.c"
 local describe = require "pg.describe"
+local log = require "pg.log"
 local mesh = require "pg.mesh"
 local params = require "pg.params"
 local parts = require "pg.parallel.parts"
@@ -47,8 +48,8 @@ local function dp_of(l, ranks)
   return dp
 end
 
--- Chunks of a stage, and whether the schedule takes them.
-local function check_schedule(l, micro)
+--- layout.check_schedule(l, micro): chunks of a stage, and whether the schedule takes them and so many micro-batches.
+function layout.check_schedule(l, micro)
   l.chunks = l.chunks or (l.schedule == "interleaved" and l.pp > 1 and 2 or 1)
   if l.pp == 1 then
     if l.chunks > 1 then
@@ -82,7 +83,7 @@ function layout.share(l, batch, micro)
     c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d", micro, rows,
            batch, dp, rows)
   end
-  check_schedule(l, rows / micro)
+  layout.check_schedule(l, rows / micro)
   return micro
 end
 
@@ -111,8 +112,6 @@ local function fullest(model, plan, tp)
   return most
 end
 
-local function gib(bytes) return ("%.4g GiB"):format(bytes / 2^30) end
-
 -- Weights, gradients and moments (numbers a parameter) alone must fit into the smallest rank's memory.
 local function check_memory(model, plan, l, o)
   local limit = mesh.world:sum_numbers({ pg.memory().limit }, "min")[1]
@@ -125,7 +124,7 @@ local function check_memory(model, plan, l, o)
   if sum <= limit then return end
   c.fail("layout: out of memory before the first step: the fullest rank would hold %s (weights %s, gradients %s, "
          .. "moments %s), the smallest has %s; take more ranks along pp or tp, a higher layout.zero with dp > 1, or a "
-         .. "smaller model", gib(sum), gib(weights), gib(gradients), gib(moments), gib(limit))
+         .. "smaller model", log.bytes(sum), log.bytes(weights), log.bytes(gradients), log.bytes(moments), log.bytes(limit))
 end
 
 -- ---- building ----
@@ -178,10 +177,6 @@ end
 local zeros = { [0] = "nothing is shared out", "moments are shared out over dp",
                 "gradients and moments are shared out over dp", "weights, gradients and moments are shared out over dp" }
 
-local function mib(bytes)
-  return bytes < 10 * 2^30 and ("%.4g MiB"):format(bytes / 2^20) or ("%.4g GiB"):format(bytes / 2^30)
-end
-
 -- Bytes in use under each tag, at most over the ranks; the least limit.
 local function memory_line()
   local held = { weights = 0, gradients = 0, moments = 0 }
@@ -189,14 +184,14 @@ local function memory_line()
     if held[holder.tag] then held[holder.tag] = holder.bytes end
   end
   local told = mesh.world:sum_numbers({ held.weights, held.gradients, held.moments, -pg.memory().limit }, "max")
-  return ("a rank holds at most: weights %s, gradients %s, moments %s; it may use %s"):format(mib(told[1]), mib(told[2]),
-                                                                                           mib(told[3]), mib(-told[4]))
+  return ("a rank holds at most: weights %s, gradients %s, moments %s; it may use %s"):format(log.bytes(told[1]), log.bytes(told[2]),
+                                                                                           log.bytes(told[3]), log.bytes(-told[4]))
 end
 
 -- What dp costs a step, on the rank that sends most.
 local function sent_line(segments, micro)
   local bytes = mesh.world:sum_numbers({ zero.bytes_sent(segments, micro) }, "max")[1]
-  return ("a step sends over dp, a rank at most: %s"):format(mib(bytes))
+  return ("a step sends over dp, a rank at most: %s"):format(log.bytes(bytes))
 end
 
 -- Parameters that stay whole at ZeRO 3, by name of their segments.
@@ -207,7 +202,7 @@ local function outside_line(segments)
 end
 
 --- layout.lines(plan, l, segments, micro) -> lines that tell who holds what, once all is built; none for one rank.  All
--- ranks call it.  micro: micro-batches of a step.
+-- ranks call it.  micro: micro-batches of a step, or nil: not known.
 function layout.lines(plan, l, segments, micro)
   if mesh.size() == 1 then return {} end
   local lines = { ("layout: pp %d x dp %d x tp %d%s%s"):format(l.pp, l.dp, l.tp,
@@ -222,7 +217,7 @@ function layout.lines(plan, l, segments, micro)
     end
   end
   lines[#lines + 1] = memory_line()
-  if l.dp > 1 then lines[#lines + 1] = sent_line(segments, micro) end
+  if l.dp > 1 and micro then lines[#lines + 1] = sent_line(segments, micro) end
   lines[#lines + 1] = outside_line(segments)
   return lines
 end

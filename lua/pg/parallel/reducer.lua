@@ -175,9 +175,20 @@ function reducer.average(segments)
   return r
 end
 
+-- Has run:gradients of pg.parallel summed these?
+local function summed(segments)
+  local all = true
+  for _, s in ipairs(segments) do
+    all = all and s.summed
+    s.summed = nil
+  end
+  return all
+end
+
 -- What an optimiser does before it updates: once, see that all ranks hold the same weights; then average,
 -- unless the trainer has summed the gradients of its shares during backward.
 local function before_step(optim, reduced)
+  reduced = summed(optim.segments) or reduced
   if not optim.agreed then
     zero.ready(optim.segments)
     same_weights.check(optim.segments)

@@ -163,6 +163,7 @@ function Optimizer:step(o)
     c.fail("rate: at step %d it is %s, not a number of 0 or more", number, tostring(now))
   end
   self:measure()
+  watch.mark "gradient norm"
   step.set(self:corrections(number, now))
   for _, s in ipairs(self.segments) do
     self:update(s, self.states[s], number)
@@ -170,6 +171,7 @@ function Optimizer:step(o)
     s:fresh()
   end
   if self.after_step then self.after_step(self, reduced) end
+  watch.mark "update"
   local norm, finite = step.get("NORM", "FINITE")
   if finite == 0 then self:refuse(number, norm) end
   self.steps = number

@@ -4,6 +4,7 @@
  * A segment holds many parameters in runs, each with its own decay and rate factor; one call walks
  * all of them.  Numbers that change from step to step come from the step block (pg.h). */
 #include "cpu.h"
+#include "master.h"
 
 /* The numbers of one run, in double; the loops round them to their own type. */
 typedef struct {
@@ -29,11 +30,30 @@ static int64_t run_of(const int64_t *ends, int64_t runs, int64_t i) {
     return low;
 }
 
-int cpu_adamw(void *value, const void *grad, void *m, void *v, int64_t n, const int64_t *ends,
-              const float *factors, int64_t runs, const double *step, double beta1, double beta2,
-              double eps, int dtype, pg_stream s) {
+/* Numbers [i, i + n) of a segment, all of one run. */
+static void adamw_run_of(const master_state *t, int64_t i, int64_t n, const adamw_run *a) {
+    if (t->dtype == PG_F64) {
+        adamw_f64((double *)t->value + i, (const double *)t->grad + i, (double *)t->m + i,
+                  (double *)t->v + i, n, a);
+    } else if (t->dtype == PG_F32) {
+        adamw_f32((float *)t->value + i, (const float *)t->grad + i, (float *)t->m + i,
+                  (float *)t->v + i, n, a);
+    } else {
+        master_run w;
+        for (int64_t end = i + n; i < end; i += w.n) {
+            master_open(&w, t, i, end);
+            adamw_f32(w.value, w.grad, w.m, w.v, w.n, a);
+            master_close(&w, t);
+        }
+    }
+}
+
+int cpu_adamw(void *value, void *master, const void *grad, void *m, void *v, int64_t n,
+              const int64_t *ends, const float *factors, int64_t runs, const double *step,
+              double beta1, double beta2, double eps, int dtype, int dtype_master, int dtype_grad,
+              int dtype_m, pg_stream s) {
     (void)s;
-    PG_TRY(cpu_floating("adamw", dtype));
+    master_state state = {value, master, m, v, grad, dtype, dtype_master, dtype_grad, dtype_m};
     if (step[PG_STEP_FINITE] == 0) return PG_OK;
 #pragma omp parallel for schedule(static) if (n >= CPU_MANY)
     for (int64_t piece = 0; piece < n; piece += CPU_GRAIN) {
@@ -43,24 +63,36 @@ int cpu_adamw(void *value, const void *grad, void *m, void *v, int64_t n, const 
             double rate = step[PG_STEP_RATE] * factors[2 * r + 1];
             adamw_run a = {step[PG_STEP_CLIP],        1 - rate * factors[2 * r], beta1, beta2, eps,
                            sqrt(step[PG_STEP_BIAS2]), rate / step[PG_STEP_BIAS1]};
-            if (dtype == PG_F32)
-                adamw_f32((float *)value + i, (const float *)grad + i, (float *)m + i,
-                          (float *)v + i, last - i, &a);
-            else
-                adamw_f64((double *)value + i, (const double *)grad + i, (double *)m + i,
-                          (double *)v + i, last - i, &a);
+            adamw_run_of(&state, i, last - i, &a);
         }
     }
     return PG_OK;
 }
 
-int cpu_sgd(void *value, const void *grad, void *m, int64_t n, const int64_t *ends,
+static void sgd_run_of(const master_state *t, int64_t i, int64_t n, const sgd_run *a) {
+    if (t->dtype == PG_F64) {
+        sgd_f64((double *)t->value + i, (const double *)t->grad + i,
+                t->m ? (double *)t->m + i : NULL, n, a);
+    } else if (t->dtype == PG_F32) {
+        sgd_f32((float *)t->value + i, (const float *)t->grad + i, t->m ? (float *)t->m + i : NULL,
+                n, a);
+    } else {
+        master_run w;
+        for (int64_t end = i + n; i < end; i += w.n) {
+            master_open(&w, t, i, end);
+            sgd_f32(w.value, w.grad, w.m, w.n, a);
+            master_close(&w, t);
+        }
+    }
+}
+
+int cpu_sgd(void *value, void *master, const void *grad, void *m, int64_t n, const int64_t *ends,
             const float *factors, int64_t runs, const double *step, double momentum,
-            double dampening, int nesterov, int first, int dtype, pg_stream s) {
+            double dampening, int nesterov, int first, int dtype, int dtype_master, int dtype_grad,
+            int dtype_m, pg_stream s) {
     (void)s;
-    PG_TRY(cpu_floating("sgd", dtype));
+    master_state state = {value, master, m, NULL, grad, dtype, dtype_master, dtype_grad, dtype_m};
     if (step[PG_STEP_FINITE] == 0) return PG_OK;
-    int64_t size = pg_dtype_size(dtype);
 #pragma omp parallel for schedule(static) if (n >= CPU_MANY)
     for (int64_t piece = 0; piece < n; piece += CPU_GRAIN) {
         int64_t end = pg_min64(n, piece + CPU_GRAIN), r = run_of(ends, runs, piece);
@@ -74,10 +106,7 @@ int cpu_sgd(void *value, const void *grad, void *m, int64_t n, const int64_t *en
                          nesterov ? 1 : 0,
                          nesterov ? momentum : 1,
                          first};
-            void *mi = m ? (char *)m + i * size : NULL;
-            if (dtype == PG_F32)
-                sgd_f32((float *)value + i, (const float *)grad + i, mi, last - i, &a);
-            else sgd_f64((double *)value + i, (const double *)grad + i, mi, last - i, &a);
+            sgd_run_of(&state, i, last - i, &a);
         }
     }
     return PG_OK;
@@ -85,9 +114,7 @@ int cpu_sgd(void *value, const void *grad, void *m, int64_t n, const int64_t *en
 
 #define PARTS 64 /* partial sums, added in order */
 
-int cpu_sumsq(double *step, const void *x, int64_t n, int dtype, pg_stream s) {
-    (void)s;
-    PG_TRY(cpu_floating("sumsq", dtype));
+static double sum_squares(const void *x, int64_t n, int dtype) {
     double parts[PARTS] = {0}, sum = 0;
     int64_t length = (n + PARTS - 1) / PARTS;
 #pragma omp parallel for schedule(static) if (n >= CPU_MANY)
@@ -97,7 +124,21 @@ int cpu_sumsq(double *step, const void *x, int64_t n, int dtype, pg_stream s) {
                                    : squares_f64((const double *)x + i, count);
     }
     for (int p = 0; p < PARTS; p++) sum += parts[p];
-    step[PG_STEP_SUMSQ] += sum;
+    return sum;
+}
+
+int cpu_sumsq(double *step, const void *x, int64_t n, const int64_t *ends, const float *weights,
+              int64_t runs, int dtype, pg_stream s) {
+    (void)s;
+    PG_TRY(cpu_floating("sumsq", dtype));
+    if (!ends) {
+        step[PG_STEP_SUMSQ] += sum_squares(x, n, dtype);
+        return PG_OK;
+    }
+    int64_t size = pg_dtype_size(dtype), from = 0;
+    for (int64_t r = 0; r < runs; from = ends[r++])
+        step[PG_STEP_SUMSQ] += (double)weights[r] *
+                               sum_squares((const char *)x + from * size, ends[r] - from, dtype);
     return PG_OK;
 }
 

@@ -9,8 +9,11 @@
 #define CPU_GRAIN 16384 /* elements in one piece of elementwise work: stays in the L1/L2 cache */
 #define CPU_MANY  32768 /* from here on a second thread pays for its start */
 
-/* PG_OK for f32 and f64, else a message: the CPU has no arithmetic in the others. */
+/* PG_OK for f32 and f64, else a message: the loops know no others.  half.h brings bf16 and f16. */
 int cpu_floating(const char *op, int dtype);
+/* n numbers of bf16 or f16 to f32, and back to nearest even; by the calling thread alone */
+void cpu_widen(float *y, const void *x, int64_t n, int dtype);
+void cpu_narrow(void *y, const float *x, int64_t n, int dtype);
 
 /* ---- fill, random, elementwise, norm, reduce, move, adamw ---- */
 int cpu_fill(void *y, double value, int64_t n, int dtype, pg_stream s);
@@ -29,18 +32,19 @@ int cpu_unary_grad(void *dx, const void *dy, const void *x, int64_t n, int kind,
 int cpu_binary(void *y, const void *a, const void *b, int64_t n, int64_t nb, int kind, int add,
                int dtype, pg_stream s);
 int cpu_axpby(void *y, const void *x, double alpha, double beta, int64_t n, int dtype, pg_stream s);
-int cpu_rmsnorm(void *y, void *rstd, const void *x, const void *w, double eps, int64_t n, int64_t d,
-                int dtype, pg_stream s);
+int cpu_rmsnorm(void *y, void *sum, void *rstd, const void *x, const void *r, const void *w,
+                double eps, int64_t n, int64_t d, int dtype, pg_stream s);
 int64_t cpu_rmsnorm_grad_scratch(int64_t n, int64_t d);
 int cpu_rmsnorm_grad(void *dx, void *dw, const void *dy, const void *x, const void *w,
-                     const void *rstd, int64_t n, int64_t d, int add_x, int add_w, void *scratch,
-                     int dtype, pg_stream s);
-int cpu_layernorm(void *y, void *mean, void *rstd, const void *x, const void *w, const void *b,
-                  double eps, int64_t n, int64_t d, int dtype, pg_stream s);
+                     const void *rstd, const void *base, int64_t n, int64_t d, int add_x, int add_w,
+                     void *scratch, int dtype, pg_stream s);
+int cpu_layernorm(void *y, void *sum, void *mean, void *rstd, const void *x, const void *r,
+                  const void *w, const void *b, double eps, int64_t n, int64_t d, int dtype,
+                  pg_stream s);
 int64_t cpu_layernorm_grad_scratch(int64_t n, int64_t d);
 int cpu_layernorm_grad(void *dx, void *dw, void *db, const void *dy, const void *x, const void *w,
-                       const void *mean, const void *rstd, int64_t n, int64_t d, int add_x,
-                       int add_w, int add_b, void *scratch, int dtype, pg_stream s);
+                       const void *mean, const void *rstd, const void *base, int64_t n, int64_t d,
+                       int add_x, int add_w, int add_b, void *scratch, int dtype, pg_stream s);
 int cpu_reduce(void *y, const void *x, int kind, int64_t outer, int64_t n, int64_t inner, int add,
                int dtype, pg_stream s);
 int cpu_expand(void *y, const void *x, double scale, int64_t outer, int64_t n, int64_t inner,
@@ -51,15 +55,22 @@ int cpu_move(void *y, const void *x, int64_t outer, int64_t ny, int64_t y0, int6
              int64_t n, int64_t inner, int add, int dtype, pg_stream s);
 int cpu_permute(void *y, const void *x, int ndim, const int64_t *dims_x, const int32_t *order,
                 int add, int dtype, pg_stream s);
-int cpu_sumsq(double *step, const void *x, int64_t n, int dtype, pg_stream s);
+int cpu_sumsq(double *step, const void *x, int64_t n, const int64_t *ends, const float *weights,
+              int64_t runs, int dtype, pg_stream s);
 int cpu_clip(double *step, double max_norm, pg_stream s);
 int64_t cpu_count_nonfinite(const void *x, int64_t n, int dtype, pg_stream s);
-int cpu_adamw(void *value, const void *grad, void *m, void *v, int64_t n, const int64_t *ends,
-              const float *factors, int64_t runs, const double *step, double beta1, double beta2,
-              double eps, int dtype, pg_stream s);
-int cpu_sgd(void *value, const void *grad, void *m, int64_t n, const int64_t *ends,
+int cpu_adamw(void *value, void *master, const void *grad, void *m, void *v, int64_t n,
+              const int64_t *ends, const float *factors, int64_t runs, const double *step,
+              double beta1, double beta2, double eps, int dtype, int dtype_master, int dtype_grad,
+              int dtype_m, pg_stream s);
+int cpu_sgd(void *value, void *master, const void *grad, void *m, int64_t n, const int64_t *ends,
             const float *factors, int64_t runs, const double *step, double momentum,
-            double dampening, int nesterov, int first, int dtype, pg_stream s);
+            double dampening, int nesterov, int first, int dtype, int dtype_master, int dtype_grad,
+            int dtype_m, pg_stream s);
+int cpu_master_join(float *out, const void *value, const void *master, int64_t n, int dtype,
+                    int dtype_master, pg_stream s);
+int cpu_master_split(void *value, void *master, const float *in, int64_t n, int dtype,
+                     int dtype_master, pg_stream s);
 
 /* ---- matmul, attention, rope, swiglu, embed, loss, sample ---- */
 int cpu_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s);
@@ -92,8 +103,8 @@ int cpu_cross_entropy(void *out, void *rows, void *lse, const void *logits, cons
                       int dtype, int dtype_ids, pg_stream s);
 int cpu_cross_entropy_grad(void *dlogits, const void *dloss, int per_row, const void *logits,
                            const void *targets, const void *lse, const void *out, int64_t n,
-                           int64_t v, int64_t ignore, const double *step, int add, int dtype,
-                           int dtype_ids, pg_stream s);
+                           int64_t v, int64_t first, int64_t valid, int64_t ignore,
+                           const double *step, int add, int dtype, int dtype_ids, pg_stream s);
 int64_t cpu_sample_scratch(int64_t n, int64_t v);
 int cpu_sample(int32_t *ids, const void *logits, int64_t n, int64_t v, double temperature,
                int64_t top_k, double top_p, uint64_t seed, uint64_t key, int64_t first,

@@ -10,7 +10,7 @@
 
 int cpu_floating(const char *op, int dtype) {
     if (dtype == PG_F32 || dtype == PG_F64) return PG_OK;
-    return pg_fail(PG_EINVAL, "%s: %s has no arithmetic on the CPU; cast to f32", op,
+    return pg_fail(PG_EINVAL, "%s: a kernel for f32 and f64 was given %s", op,
                    pg_dtype_name(dtype));
 }
 
@@ -22,6 +22,9 @@ PG_INLINE int64_t truncate(double x, double low, double high, int64_t lowest, in
 PG_INLINE int64_t to_i64(double x) { return truncate(x, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX); }
 PG_INLINE int32_t to_i32(double x) {
     return (int32_t)truncate(x, -0x1p31, 0x1p31, INT32_MIN, INT32_MAX);
+}
+PG_INLINE int16_t to_i16(double x) {
+    return (int16_t)truncate(x, -0x1p15, 0x1p15, INT16_MIN, INT16_MAX);
 }
 PG_INLINE uint8_t to_u8(double x) { return (uint8_t)truncate(x, -1, 256, 0, 255); }
 
@@ -44,6 +47,24 @@ PG_CLONES static void bf16_from_f32(uint16_t *y, const float *x, int64_t n) {
 PG_CLONES static void f32_from_bf16(float *y, const uint16_t *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = bits_float((uint32_t)x[i] << 16);
 }
+/* pg_f32_to_f16 and back (types.c) without branches.  Adding 1/2 leaves a subnormal's units of 2^-24
+ * in the low bits, rounded to nearest even. */
+PG_CLONES static void f16_from_f32(uint16_t *y, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = float_bits(x[i]), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+        uint32_t normal = (a + 0xfffu + ((a >> 13) & 1) - 0x38000000u) >> 13;
+        uint32_t tiny = float_bits(bits_float(a) + 0.5f) - 0x3f000000u;
+        uint32_t h = a < 0x38800000u ? tiny : a >= 0x477ff000u ? 0x7c00u : normal;
+        y[i] = (uint16_t)(sign | (a > 0x7f800000u ? 0x7e00u : h));
+    }
+}
+PG_CLONES static void f32_from_f16(float *y, const uint16_t *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t a = (uint32_t)(x[i] & 0x7fff) << 13, sign = (uint32_t)(x[i] & 0x8000) << 16;
+        uint32_t finite = float_bits(bits_float(a) * 0x1p112f);
+        y[i] = bits_float(sign | (a >= 0x0f800000u ? a | 0x7f800000u : finite));
+    }
+}
 PG_CLONES static void f64_from_f32(double *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = x[i];
 }
@@ -64,6 +85,7 @@ static void load_real(double *to, const void *from, int64_t n, int dtype) {
     case PG_F16: EACH(uint16_t, pg_f16_to_f32(x[i])); break;
     case PG_I32: EACH(int32_t, x[i]); break;
     case PG_I64: EACH(int64_t, (double)x[i]); break;
+    case PG_I16: EACH(int16_t, x[i]); break;
     default: EACH(uint8_t, x[i]); break;
     }
 }
@@ -71,6 +93,7 @@ static void load_integer(int64_t *to, const void *from, int64_t n, int dtype) {
     switch (dtype) {
     case PG_I32: EACH(int32_t, x[i]); break;
     case PG_I64: EACH(int64_t, x[i]); break;
+    case PG_I16: EACH(int16_t, x[i]); break;
     default: EACH(uint8_t, x[i]); break;
     }
 }
@@ -89,6 +112,7 @@ static void store_real(void *to, const double *from, int64_t n, int dtype) {
     case PG_F16: EACH(uint16_t, pg_f32_to_f16(to_f32_odd(from[i]))); break;
     case PG_I32: EACH(int32_t, to_i32(from[i])); break;
     case PG_I64: EACH(int64_t, to_i64(from[i])); break;
+    case PG_I16: EACH(int16_t, to_i16(from[i])); break;
     default: EACH(uint8_t, to_u8(from[i])); break;
     }
 }
@@ -97,15 +121,25 @@ static void store_integer(void *to, const int64_t *from, int64_t n, int dtype) {
     switch (dtype) {
     case PG_I32: EACH(int32_t, (int32_t)from[i]); break;
     case PG_I64: EACH(int64_t, from[i]); break;
+    case PG_I16: EACH(int16_t, (int16_t)from[i]); break;
     default: EACH(uint8_t, (uint8_t)from[i]); break;
     }
 }
 #undef EACH
 
+void cpu_widen(float *y, const void *x, int64_t n, int dtype) {
+    if (dtype == PG_BF16) f32_from_bf16(y, x, n);
+    else f32_from_f16(y, x, n);
+}
+void cpu_narrow(void *y, const float *x, int64_t n, int dtype) {
+    if (dtype == PG_BF16) bf16_from_f32(y, x, n);
+    else f16_from_f32(y, x, n);
+}
+
 /* n <= BUFFER */
 static void cast_piece(void *y, const void *x, int64_t n, int dtype_y, int dtype_x) {
-    if (dtype_y == PG_BF16 && dtype_x == PG_F32) return bf16_from_f32(y, x, n);
-    if (dtype_y == PG_F32 && dtype_x == PG_BF16) return f32_from_bf16(y, x, n);
+    if (pg_is_half(dtype_y) && dtype_x == PG_F32) return cpu_narrow(y, x, n, dtype_y);
+    if (dtype_y == PG_F32 && pg_is_half(dtype_x)) return cpu_widen(y, x, n, dtype_x);
     if (dtype_y == PG_F64 && dtype_x == PG_F32) return f64_from_f32(y, x, n);
     if (dtype_y == PG_F32 && dtype_x == PG_F64) return f32_from_f64(y, x, n);
     union {

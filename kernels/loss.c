@@ -39,9 +39,9 @@ int cpu_cross_entropy(void *out, void *rows, void *lse, const void *logits, cons
 
 int cpu_cross_entropy_grad(void *dlogits, const void *dloss, int per_row, const void *logits,
                            const void *targets, const void *lse, const void *out, int64_t n,
-                           int64_t v, int64_t ignore, const double *step, int add, int dtype,
-                           int dtype_ids, pg_stream s) {
-    (void)s;
+                           int64_t v, int64_t first, int64_t valid, int64_t ignore,
+                           const double *step, int add, int dtype, int dtype_ids, pg_stream s) {
+    (void)s, (void)first, (void)valid;
     TYPED_CALL(cross_entropy_grad, dtype, dlogits, dloss, per_row, logits, targets, lse, out, n, v,
                ignore, step, add, dtype_ids);
 }

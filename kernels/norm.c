@@ -12,8 +12,8 @@
 typedef struct {
     void *dx;
     const void *dy, *x, *w, *mean, *rstd; /* mean NULL: rmsnorm; w NULL: ones */
+    const void *base;                     /* what the gradient is added to, or NULL; may be dx */
     int64_t d;
-    int add_x;
 } norm_grad;
 
 #define TYPED_BODY "norm_typed.h"
@@ -24,47 +24,48 @@ static double inverse_root(double sum, int64_t d, double eps) {
     return 1 / sqrt(sum / (double)d + eps);
 }
 
-int cpu_rmsnorm(void *y, void *rstd, const void *x, const void *w, double eps, int64_t n, int64_t d,
-                int dtype, pg_stream s) {
+int cpu_rmsnorm(void *y, void *sum, void *rstd, const void *x, const void *r, const void *w,
+                double eps, int64_t n, int64_t d, int dtype, pg_stream s) {
     (void)s;
     PG_TRY(cpu_floating("rmsnorm", dtype));
 #pragma omp parallel for schedule(static) if (n * d >= CPU_MANY)
     for (int64_t i = 0; i < n; i++) {
         if (dtype == PG_F32) {
-            const float *row = (const float *)x + i * d;
-            float r = (float)inverse_root(dot_f32(row, row, d), d, eps);
-            ((float *)rstd)[i] = r;
-            apply_f32((float *)y + i * d, row, w, NULL, 0, r, d);
+            const float *row = row_of_f32(sum, x, r, i, d);
+            float root = (float)inverse_root(dot_f32(row, row, d), d, eps);
+            ((float *)rstd)[i] = root;
+            apply_f32((float *)y + i * d, row, w, NULL, 0, root, d);
         } else {
-            const double *row = (const double *)x + i * d;
-            double r = inverse_root(dot_f64(row, row, d), d, eps);
-            ((double *)rstd)[i] = r;
-            apply_f64((double *)y + i * d, row, w, NULL, 0, r, d);
+            const double *row = row_of_f64(sum, x, r, i, d);
+            double root = inverse_root(dot_f64(row, row, d), d, eps);
+            ((double *)rstd)[i] = root;
+            apply_f64((double *)y + i * d, row, w, NULL, 0, root, d);
         }
     }
     return PG_OK;
 }
 
-int cpu_layernorm(void *y, void *mean, void *rstd, const void *x, const void *w, const void *b,
-                  double eps, int64_t n, int64_t d, int dtype, pg_stream s) {
+int cpu_layernorm(void *y, void *sum, void *mean, void *rstd, const void *x, const void *r,
+                  const void *w, const void *b, double eps, int64_t n, int64_t d, int dtype,
+                  pg_stream s) {
     (void)s;
     PG_TRY(cpu_floating("layernorm", dtype));
 #pragma omp parallel for schedule(static) if (n * d >= CPU_MANY)
     for (int64_t i = 0; i < n; i++) {
         if (dtype == PG_F32) {
-            const float *row = (const float *)x + i * d;
+            const float *row = row_of_f32(sum, x, r, i, d);
             float m = (float)(total_f32(row, d) / (double)d);
-            float r = (float)inverse_root(spread_f32(row, m, d), d, eps);
+            float root = (float)inverse_root(spread_f32(row, m, d), d, eps);
             ((float *)mean)[i] = m;
-            ((float *)rstd)[i] = r;
-            apply_f32((float *)y + i * d, row, w, b, m, r, d);
+            ((float *)rstd)[i] = root;
+            apply_f32((float *)y + i * d, row, w, b, m, root, d);
         } else {
-            const double *row = (const double *)x + i * d;
+            const double *row = row_of_f64(sum, x, r, i, d);
             double m = total_f64(row, d) / (double)d;
-            double r = inverse_root(spread_f64(row, m, d), d, eps);
+            double root = inverse_root(spread_f64(row, m, d), d, eps);
             ((double *)mean)[i] = m;
-            ((double *)rstd)[i] = r;
-            apply_f64((double *)y + i * d, row, w, b, m, r, d);
+            ((double *)rstd)[i] = root;
+            apply_f64((double *)y + i * d, row, w, b, m, root, d);
         }
     }
     return PG_OK;
@@ -108,19 +109,19 @@ static int grad(const norm_grad *a, void *dw, void *db, int64_t n, int add_w, in
 }
 
 int cpu_rmsnorm_grad(void *dx, void *dw, const void *dy, const void *x, const void *w,
-                     const void *rstd, int64_t n, int64_t d, int add_x, int add_w, void *scratch,
-                     int dtype, pg_stream s) {
+                     const void *rstd, const void *base, int64_t n, int64_t d, int add_x, int add_w,
+                     void *scratch, int dtype, pg_stream s) {
     (void)s;
     PG_TRY(cpu_floating("rmsnorm_grad", dtype));
-    norm_grad a = {dx, dy, x, w, NULL, rstd, d, add_x};
+    norm_grad a = {dx, dy, x, w, NULL, rstd, add_x ? dx : base, d};
     return grad(&a, dw, NULL, n, add_w, 0, scratch, dtype);
 }
 
 int cpu_layernorm_grad(void *dx, void *dw, void *db, const void *dy, const void *x, const void *w,
-                       const void *mean, const void *rstd, int64_t n, int64_t d, int add_x,
-                       int add_w, int add_b, void *scratch, int dtype, pg_stream s) {
+                       const void *mean, const void *rstd, const void *base, int64_t n, int64_t d,
+                       int add_x, int add_w, int add_b, void *scratch, int dtype, pg_stream s) {
     (void)s;
     PG_TRY(cpu_floating("layernorm_grad", dtype));
-    norm_grad a = {dx, dy, x, w, mean, rstd, d, add_x};
+    norm_grad a = {dx, dy, x, w, mean, rstd, add_x ? dx : base, d};
     return grad(&a, dw, db, n, add_w, add_b, scratch, dtype);
 }

@@ -22,6 +22,17 @@ PG_CLONES static double N(spread)(const REAL *x, double mean, int64_t d) {
     return sum;
 }
 
+PG_CLONES static void N(add_rows)(REAL *sum, const REAL *x, const REAL *r, int64_t d) {
+    for (int64_t j = 0; j < d; j++) sum[j] = x[j] + r[j];
+}
+
+/* Row i of x; or, with r, of sum = x + r, which is written here. */
+static const REAL *N(row_of)(REAL *sum, const REAL *x, const REAL *r, int64_t i, int64_t d) {
+    if (!r) return x + i * d;
+    N(add_rows)(sum + i * d, x + i * d, r + i * d, d);
+    return sum + i * d;
+}
+
 /* y = (x - mean) * rstd * w + b; w and b may be NULL */
 PG_CLONES static void N(apply)(REAL *y, const REAL *x, const REAL *w, const REAL *b, REAL mean,
                                REAL rstd, int64_t d) {
@@ -57,19 +68,24 @@ PG_CLONES static void N(row_sums)(double *one, double *two, const REAL *dy, cons
     *two = b;
 }
 
-/* dx (+)= rstd * (g - mean(g) - xhat * mean(g * xhat)), means over the row */
-PG_CLONES static void N(row_grad)(REAL *dx, const REAL *dy, const REAL *x, const REAL *w, REAL mean,
-                                  REAL rstd, double mean_g, double mean_gx, int64_t d, int add) {
+/* dx = base + rstd * (g - mean(g) - xhat * mean(g * xhat)), means over the row; base may be dx or
+ * NULL */
+PG_CLONES static void N(row_grad)(REAL *dx, const REAL *base, const REAL *dy, const REAL *x,
+                                  const REAL *w, REAL mean, REAL rstd, double mean_g,
+                                  double mean_gx, int64_t d) {
     const REAL one = (REAL)mean_g, two = (REAL)mean_gx;
 #define GRADIENT(g) rstd *((g)-one - (x[j] - mean) * rstd * two)
-    if (w && add)
-        for (int64_t j = 0; j < d; j++) dx[j] += GRADIENT(dy[j] * w[j]);
-    else if (w)
+    if (w && base) {
+#pragma omp simd
+        for (int64_t j = 0; j < d; j++) dx[j] = base[j] + GRADIENT(dy[j] * w[j]);
+    } else if (w) {
         for (int64_t j = 0; j < d; j++) dx[j] = GRADIENT(dy[j] * w[j]);
-    else if (add)
-        for (int64_t j = 0; j < d; j++) dx[j] += GRADIENT(dy[j]);
-    else
+    } else if (base) {
+#pragma omp simd
+        for (int64_t j = 0; j < d; j++) dx[j] = base[j] + GRADIENT(dy[j]);
+    } else {
         for (int64_t j = 0; j < d; j++) dx[j] = GRADIENT(dy[j]);
+    }
 #undef GRADIENT
 }
 
@@ -112,10 +128,9 @@ PG_CLONES static void N(gather)(REAL *out, const double *sums, int64_t parts, in
 
 /* The whole gradient of rows [r0, r1): dx, and this part's column sums. */
 static void N(norm_grad_rows)(const norm_grad *a, int64_t r0, int64_t r1, double *dw, double *db) {
-    const REAL *dy = a->dy, *x = a->x, *mean = a->mean, *rstd = a->rstd;
+    const REAL *dy = a->dy, *x = a->x, *mean = a->mean, *rstd = a->rstd, *base = a->base;
     REAL *dx = a->dx;
     int64_t d = a->d;
-    int add = a->add_x;
     for (int64_t r = r0; r < r1; r += ROWS) {
         int64_t end = pg_min64(r1, r + ROWS);
         for (int64_t i = r; dx && i < end; i++) {
@@ -124,7 +139,8 @@ static void N(norm_grad_rows)(const norm_grad *a, int64_t r0, int64_t r1, double
             N(row_sums)(&one, &two, dy + i * d, x + i * d, a->w, m, rstd[i], d);
             if (!mean) one = 0; /* rmsnorm: nothing was centred */
             one /= (double)d, two /= (double)d;
-            N(row_grad)(dx + i * d, dy + i * d, x + i * d, a->w, m, rstd[i], one, two, d, add);
+            N(row_grad)(dx + i * d, base ? base + i * d : NULL, dy + i * d, x + i * d, a->w, m,
+                        rstd[i], one, two, d);
         }
         if (dw)
             N(weight_sums)(dw, dy + r * d, x + r * d, mean ? mean + r : NULL, rstd + r, end - r, d);

@@ -9,10 +9,10 @@ local Tensor = { is_tensor = true }
 Tensor.__index = Tensor
 
 local codes = { f32 = C.PG_F32, f64 = C.PG_F64, bf16 = C.PG_BF16, f16 = C.PG_F16,
-                i32 = C.PG_I32, i64 = C.PG_I64, u8 = C.PG_U8 }
+                i32 = C.PG_I32, i64 = C.PG_I64, u8 = C.PG_U8, i16 = C.PG_I16 }
 local ctypes = { f32 = "float", f64 = "double", i32 = "int32_t", i64 = "int64_t", u8 = "uint8_t",
-                 bf16 = "uint16_t", f16 = "uint16_t" }
-local sizes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2, i32 = 4, i64 = 8, u8 = 1 }
+                 i16 = "int16_t", bf16 = "uint16_t", f16 = "uint16_t" }
+local sizes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2, i32 = 4, i64 = 8, u8 = 1, i16 = 2 }
 Tensor.codes = codes
 
 local dims = ffi.new("int64_t[8]")
@@ -58,7 +58,7 @@ end
 
 --- Tensor.empty(shape, dtype) -> a tensor whose numbers are not set.
 function Tensor.empty(shape, dtype)
-  local code = codes[dtype or "f32"] or c.fail("dtype %s is unknown (f32 f64 bf16 f16 i32 i64 u8)", tostring(dtype))
+  local code = codes[dtype or "f32"] or c.fail("dtype %s is unknown (f32 f64 bf16 f16 i32 i64 u8 i16)", tostring(dtype))
   local n, count = fill_dims(shape)
   local rc = C.pg_tensor_new(slot, code, n, dims)
   if rc == C.PG_ENOMEM then -- garbage may hold what is needed
@@ -160,7 +160,7 @@ end
 
 --- t:item() -> the number of a tensor of one element (i64 from 2^53 on as an int64 literal).
 local one = { f32 = ffi.new "float[1]", f64 = ffi.new "double[1]", i32 = ffi.new "int32_t[1]",
-              i64 = ffi.new "int64_t[1]", u8 = ffi.new "uint8_t[1]" }
+              i64 = ffi.new "int64_t[1]", u8 = ffi.new "uint8_t[1]", i16 = ffi.new "int16_t[1]" }
 function Tensor:item()
   if self.count ~= 1 then c.fail("item: %s has %d elements, not one", self:describe(), self.count) end
   local buffer = one[self.dtype]
@@ -240,12 +240,13 @@ end
 -- An integer v that is exact as a double, and a dtype of integers.
 local function fits(v, dtype)
   if dtype == "u8" then return v >= 0 and v <= 255 end
+  if dtype == "i16" then return v >= -2^15 and v < 2^15 end
   return dtype == "i64" or (v >= -2^31 and v < 2^31)
 end
 
 local function to_c(x, dtype, i)
   if dtype == "i64" then return c.int64(x, ("tensor: element %d"):format(i)) end
-  if dtype == "i32" or dtype == "u8" then
+  if dtype == "i32" or dtype == "u8" or dtype == "i16" then
     local v = tonumber(c.int64(x, ("tensor: element %d"):format(i)))
     if not fits(v, dtype) then c.fail("tensor: element %d is %.0f, outside %s", i, v, dtype) end
     return v
@@ -274,7 +275,7 @@ function Tensor.full(shape, value, dtype) return Tensor.empty(shape, dtype):fill
 function Tensor.zeros(shape, dtype) return Tensor.full(shape, 0, dtype) end
 function Tensor.ones(shape, dtype) return Tensor.full(shape, 1, dtype) end
 
-local integral = { i32 = true, i64 = true, u8 = true }
+local integral = { i32 = true, i64 = true, u8 = true, i16 = true }
 
 --- t:fill(value) -> t, in place.
 function Tensor:fill(value)

@@ -8,7 +8,7 @@ static const struct {
     int64_t size;
 } dtypes[PG_NDTYPES] = {
     [PG_F32] = {"f32", 4}, [PG_F64] = {"f64", 8}, [PG_BF16] = {"bf16", 2}, [PG_F16] = {"f16", 2},
-    [PG_I32] = {"i32", 4}, [PG_I64] = {"i64", 8}, [PG_U8] = {"u8", 1},
+    [PG_I32] = {"i32", 4}, [PG_I64] = {"i64", 8}, [PG_U8] = {"u8", 1},     [PG_I16] = {"i16", 2},
 };
 
 const char *pg_dtype_name(int dtype) {

@@ -7,7 +7,8 @@
 #define PG_ALIGN    64 /* bytes; every block starts on a cache line */
 
 static inline int pg_is_floating(int dtype) { return dtype >= PG_F32 && dtype <= PG_F16; }
-static inline int pg_is_integer(int dtype) { return dtype >= PG_I32 && dtype <= PG_U8; }
+static inline int pg_is_integer(int dtype) { return dtype >= PG_I32 && dtype <= PG_I16; }
+static inline int pg_is_half(int dtype) { return dtype == PG_BF16 || dtype == PG_F16; }
 static inline int64_t pg_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t pg_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 

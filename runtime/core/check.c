@@ -42,6 +42,15 @@ int pg_check_dtype(const char *op, const char *name_x, const pg_tensor *x, const
     return differ(op, name_x, x, name_y, y, "their dtypes must be equal (cast one of them)");
 }
 
+int pg_check_mixed(const char *op, const char *name_y, const pg_tensor *y, const char *name_x,
+                   const pg_tensor *x) {
+    if (y->dtype == x->dtype || (y->dtype == PG_F32 && pg_is_half(x->dtype))) return PG_OK;
+    return pg_fail(PG_ESHAPE,
+                   "%s: %s is %s, %s is %s; the dtype of %s must be equal, or f32 beside bf16 or "
+                   "f16 (cast one of them)",
+                   op, name_y, pg_shape_text(y), name_x, pg_shape_text(x), name_y);
+}
+
 int pg_check_shape(const char *op, const char *name_x, const pg_tensor *x, const char *name_y,
                    const pg_tensor *y) {
     if (pg_same_shape(x, y)) return PG_OK;
@@ -56,7 +65,7 @@ int pg_check_count(const char *op, const char *name_x, const pg_tensor *x, const
 
 int pg_check_floating(const char *op, const char *name, const pg_tensor *x) {
     if (pg_is_floating(x->dtype)) return PG_OK;
-    return pg_fail(PG_ESHAPE, "%s: %s is %s; it must be floating (cast it)", op, name,
+    return pg_fail(PG_ESHAPE, "%s: %s is %s; it must be f32, f64, bf16 or f16 (cast it)", op, name,
                    pg_shape_text(x));
 }
 

@@ -22,6 +22,7 @@
 
 /* Two tensors, named by the expressions given: equal dtypes; equal shapes; equal counts. */
 #define PG_SAME_DTYPE(op, x, y) PG_TRY(pg_check_dtype(op, #x, x, #y, y))
+#define PG_MIXED(op, y, x)      PG_TRY(pg_check_mixed(op, #y, y, #x, x)) /* or y f32 beside half */
 #define PG_SAME_SHAPE(op, x, y) PG_TRY(pg_check_shape(op, #x, x, #y, y))
 #define PG_SAME_COUNT(op, x, y) PG_TRY(pg_check_count(op, #x, x, #y, y))
 #define PG_LIKE(op, x, y)       /* dtype and shape */                                              \
@@ -40,6 +41,8 @@ int pg_check_given(const char *op, const char *names, const pg_tensor *const *li
 int pg_check_open(const pg_backend **b, const char *op, const pg_tensor *const *list, int n);
 int pg_check_dtype(const char *op, const char *name_x, const pg_tensor *x, const char *name_y,
                    const pg_tensor *y);
+int pg_check_mixed(const char *op, const char *name_y, const pg_tensor *y, const char *name_x,
+                   const pg_tensor *x);
 int pg_check_shape(const char *op, const char *name_x, const pg_tensor *x, const char *name_y,
                    const pg_tensor *y);
 int pg_check_count(const char *op, const char *name_x, const pg_tensor *x, const char *name_y,

@@ -180,8 +180,9 @@ static int check_tensor(const char *op, const pg_tensor *t) {
 }
 
 static int check_sum(const char *op, const pg_tensor *t, int reduce) {
-    if (t->dtype == PG_U8)
-        return pg_fail(PG_EINVAL, "%s: u8 is not summed over ranks; use i32", op);
+    if (t->dtype == PG_U8 || t->dtype == PG_I16)
+        return pg_fail(PG_EINVAL, "%s: %s is not summed over ranks; use i32", op,
+                       pg_dtype_name(t->dtype));
     if (reduce < PG_OP_SUM || reduce > PG_OP_MIN)
         return pg_fail(PG_EINVAL, "%s: reduce op %d; 0 is sum, 1 max, 2 min", op, reduce);
     return PG_OK;

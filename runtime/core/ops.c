@@ -141,11 +141,13 @@ int pg_axpby(pg_tensor *y, const pg_tensor *x, double alpha, double beta) {
     PG_POLL();
     PG_GIVEN("axpby", y, x);
     PG_FLOATING("axpby", x);
-    PG_LIKE("axpby", y, x);
-    PG_IN_PLACE("axpby", y, x);
+    PG_MIXED("axpby", y, x);
+    PG_SAME_SHAPE("axpby", y, x);
+    if (y->dtype == x->dtype) PG_IN_PLACE("axpby", y, x);
+    else PG_APART("axpby", y, x);
     PG_OPEN(b, "axpby", y, x);
     return b->kernels->axpby(pg_tensor_at(y), pg_tensor_at(x), alpha, beta, y->count, y->dtype,
-                             b->stream);
+                             x->dtype, b->stream);
 }
 
 /* ---- reductions ---- */
@@ -166,17 +168,17 @@ static int cut(split *s, const char *op, const pg_tensor *x, int dim, int whole)
     return PG_OK;
 }
 
-/* `full` holds the dim, `less` does not. */
+/* `full` holds the dim, `less` does not; mixed: `less` may be f32 beside bf16 and f16. */
 static int check_reduced(split *s, const char *op, const pg_tensor *less, const pg_tensor *full,
-                         int dim) {
+                         int dim, int mixed) {
     PG_FLOATING(op, full);
     PG_TRY(cut(s, op, full, dim, 1));
-    if (less->dtype == full->dtype && less->count == s->outer * s->inner) return PG_OK;
-    return pg_fail(PG_ESHAPE,
-                   "%s: %s without dim %d does not make %s; %lld numbers of the same "
-                   "dtype do",
-                   op, pg_shape_text(full), dim, pg_shape_text(less),
-                   (long long)(s->outer * s->inner));
+    int wider = mixed && less->dtype == PG_F32 && pg_is_half(full->dtype);
+    if ((wider || less->dtype == full->dtype) && less->count == s->outer * s->inner) return PG_OK;
+    return pg_fail(
+        PG_ESHAPE, "%s: %s without dim %d does not make %s; %lld numbers of the same dtype%s do",
+        op, pg_shape_text(full), dim, pg_shape_text(less), (long long)(s->outer * s->inner),
+        mixed && pg_is_half(full->dtype) ? " or f32" : "");
 }
 
 static const char *const reduce_names[] = {
@@ -188,21 +190,21 @@ int pg_reduce(pg_tensor *y, const pg_tensor *x, int kind, int dim, int add) {
     const char *op = reduce_names[kind];
     split s;
     PG_GIVEN(op, y, x);
-    PG_TRY(check_reduced(&s, op, y, x, dim));
+    PG_TRY(check_reduced(&s, op, y, x, dim, kind == PG_SUM || kind == PG_MEAN));
     PG_APART(op, y, x);
     if (!s.n && kind != PG_SUM && y->count)
         return pg_fail(PG_ESHAPE, "%s: dim %d of %s is empty; only a sum of nothing has a value",
                        op, dim, pg_shape_text(x));
     PG_OPEN(b, op, y, x);
     return b->kernels->reduce(pg_tensor_at(y), pg_tensor_at(x), kind, s.outer, s.n, s.inner, add,
-                              x->dtype, b->stream);
+                              y->dtype, x->dtype, b->stream);
 }
 
 int pg_expand(pg_tensor *y, const pg_tensor *x, int dim, double scale, int add) {
     PG_POLL();
     split s;
     PG_GIVEN("expand", y, x);
-    PG_TRY(check_reduced(&s, "expand", x, y, dim));
+    PG_TRY(check_reduced(&s, "expand", x, y, dim, 0));
     PG_APART("expand", y, x);
     PG_OPEN(b, "expand", y, x);
     return b->kernels->expand(pg_tensor_at(y), pg_tensor_at(x), scale, s.outer, s.n, s.inner, add,
@@ -220,7 +222,7 @@ int pg_reduce_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *x, const
                        kind);
     const char *op = reduce_names[kind];
     PG_GIVEN(op, dx, dy, x, y);
-    PG_TRY(check_reduced(&s, op, y, x, dim));
+    PG_TRY(check_reduced(&s, op, y, x, dim, 0));
     PG_LIKE(op, dx, x);
     PG_SAME_DTYPE(op, dy, y);
     PG_SAME_COUNT(op, dy, y);

@@ -69,8 +69,8 @@ int pg_ids_check(const pg_backend *b, const char *op, const char *what, const pg
 /* y (or dy) is [..,D] over ids [..], beside a table [V,D]. */
 static int embedding_shapes(const char *op, const char *name_y, const pg_tensor *y,
                             const char *name_table, const pg_tensor *table, const pg_tensor *ids) {
+    PG_TRY(pg_check_floating(op, name_y, y));
     PG_TRY(pg_check_floating(op, name_table, table));
-    PG_TRY(pg_check_dtype(op, name_y, y, name_table, table));
     PG_TRY(pg_ids_dtype(op, "id", ids));
     if (table->ndim == 2 && y->count == ids->count * table->dims[1] &&
         pg_last_dim(y) == table->dims[1])
@@ -86,6 +86,7 @@ int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids) {
     PG_POLL();
     PG_GIVEN("embedding", y, table, ids);
     PG_TRY(embedding_shapes("embedding", "y", y, "table", table, ids));
+    PG_SAME_DTYPE("embedding", y, table);
     PG_APART("embedding", y, table);
     PG_OPEN(b, "embedding", y, table, ids);
     int64_t v = table->dims[0], d = table->dims[1];
@@ -98,6 +99,7 @@ int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *i
     PG_POLL();
     PG_GIVEN("embedding_grad", dtable, dy, ids);
     PG_TRY(embedding_shapes("embedding_grad", "dy", dy, "dtable", dtable, ids));
+    PG_MIXED("embedding_grad", dtable, dy);
     PG_APART("embedding_grad", dtable, dy);
     PG_OPEN(b, "embedding_grad", dtable, dy, ids);
     int64_t v = dtable->dims[0], d = dtable->dims[1], n = ids->count;
@@ -105,7 +107,8 @@ int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *i
     void *scratch;
     PG_TRY(take_scratch(&scratch, "embedding_grad", b->kernels->embedding_grad_scratch(n, v)));
     return b->kernels->embedding_grad(pg_tensor_at(dtable), pg_tensor_at(dy), pg_tensor_peek(ids),
-                                      n, d, v, add, scratch, dy->dtype, ids->dtype, b->stream);
+                                      n, d, v, add, scratch, dy->dtype, dtable->dtype, ids->dtype,
+                                      b->stream);
 }
 
 /* One id for each row of x [..,V], V > 0. */

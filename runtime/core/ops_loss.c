@@ -90,6 +90,6 @@ int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_t
     PG_TRY(pg_ids_check(b, "cross_entropy_grad", "target", targets, v, &ignore));
     return b->kernels->cross_entropy_grad(
         pg_tensor_at(dlogits), pg_tensor_at(dloss), per_row, pg_tensor_at(logits),
-        pg_tensor_peek(targets), pg_tensor_at(lse), at_or_null(out), n, v, ignore, at_or_null(step),
-        add, logits->dtype, targets->dtype, b->stream);
+        pg_tensor_peek(targets), pg_tensor_at(lse), at_or_null(out), n, v, 0, v, ignore,
+        at_or_null(step), add, logits->dtype, targets->dtype, b->stream);
 }

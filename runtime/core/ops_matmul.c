@@ -95,8 +95,7 @@ int pg_matmul(pg_tensor *out, const pg_tensor *a, const pg_tensor *b, const pg_g
     PG_GIVEN("matmul", out, a, b);
     PG_FLOATING("matmul", a);
     PG_SAME_DTYPE("matmul", a, b);
-    int wider = out->dtype == PG_F32 && (a->dtype == PG_BF16 || a->dtype == PG_F16);
-    if (!wider) PG_SAME_DTYPE("matmul", out, a);
+    PG_MIXED("matmul", out, a);
     pg_gemm_args g = {.dtype = a->dtype,
                       .dtype_c = out->dtype,
                       .transpose_a = o->transpose_a != 0,

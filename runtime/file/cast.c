@@ -25,6 +25,7 @@ static void load_reals(double *to, const char *from, int dtype, int n) {
     case PG_F16: LOAD(uint16_t, (double)pg_f16_to_f32(v));
     case PG_I32: LOAD(int32_t, (double)v);
     case PG_I64: LOAD(int64_t, (double)v);
+    case PG_I16: LOAD(int16_t, (double)v);
     default: LOAD(uint8_t, (double)v);
     }
 }
@@ -33,6 +34,7 @@ static void load_integers(int64_t *to, const char *from, int dtype, int n) {
     switch (dtype) {
     case PG_I32: LOAD(int32_t, v);
     case PG_I64: LOAD(int64_t, v);
+    case PG_I16: LOAD(int16_t, v);
     default: LOAD(uint8_t, v);
     }
 }
@@ -52,6 +54,7 @@ static void store_reals(char *to, int dtype, const double *x, int n) {
     case PG_F16: STORE(uint16_t, pg_f32_to_f16((float)x[i]));
     case PG_I32: STORE(int32_t, (int32_t)truncate_within(x[i], INT32_MIN, INT32_MAX));
     case PG_I64: STORE(int64_t, truncate_within(x[i], INT64_MIN, INT64_MAX));
+    case PG_I16: STORE(int16_t, (int16_t)truncate_within(x[i], INT16_MIN, INT16_MAX));
     default: STORE(uint8_t, (uint8_t)truncate_within(x[i], 0, UINT8_MAX));
     }
 }
@@ -60,6 +63,7 @@ static void store_integers(char *to, int dtype, const int64_t *x, int n) {
     switch (dtype) {
     case PG_I32: STORE(int32_t, (int32_t)x[i]);
     case PG_I64: STORE(int64_t, x[i]);
+    case PG_I16: STORE(int16_t, (int16_t)x[i]);
     default: STORE(uint8_t, (uint8_t)x[i]);
     }
 }

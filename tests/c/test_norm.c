@@ -100,18 +100,18 @@ static void check_kernels(const problem *p, int dtype, int gradients) {
     void *b = p->bias ? as(p->b, d, dtype) : NULL, *dy = as(p->dy, n * d, dtype);
     void *y = as(NULL, n * d, dtype), *mean = as(NULL, n, dtype), *rstd = as(NULL, n, dtype);
     void *dx = as(NULL, n * d, dtype), *dw = as(NULL, d, dtype), *db = as(NULL, d, dtype);
-    if (p->layer) ok(cpu_layernorm(y, mean, rstd, x, w, b, 1e-5, n, d, dtype, NULL));
-    else ok(cpu_rmsnorm(y, rstd, x, w, 1e-5, n, d, dtype, NULL));
+    if (p->layer) ok(cpu_layernorm(y, NULL, mean, rstd, x, NULL, w, b, 1e-5, n, d, dtype, NULL));
+    else ok(cpu_rmsnorm(y, NULL, rstd, x, NULL, w, 1e-5, n, d, dtype, NULL));
     assert_true(off(y, p->y, n * d, dtype) <= most && off(rstd, p->rstd, n, dtype) <= most);
     if (p->layer) assert_true(off(mean, p->mean, n, dtype) <= most);
     void *scratch = malloc((size_t)cpu_layernorm_grad_scratch(n, d) + 1);
     for (int add = 0; gradients && add < 2; add++) {
         if (p->layer)
-            ok(cpu_layernorm_grad(dx, w ? dw : NULL, b ? db : NULL, dy, x, w, mean, rstd, n, d, add,
-                                  add, add, scratch, dtype, NULL));
+            ok(cpu_layernorm_grad(dx, w ? dw : NULL, b ? db : NULL, dy, x, w, mean, rstd, NULL, n,
+                                  d, add, add, add, scratch, dtype, NULL));
         else
-            ok(cpu_rmsnorm_grad(dx, w ? dw : NULL, dy, x, w, rstd, n, d, add, add, scratch, dtype,
-                                NULL));
+            ok(cpu_rmsnorm_grad(dx, w ? dw : NULL, dy, x, w, rstd, NULL, n, d, add, add, scratch,
+                                dtype, NULL));
         for (int64_t i = 0; i < n * d; i++) expect[i] = p->dx[i] * (1 + add);
         assert_true(off(dx, expect, n * d, dtype) <= slack);
         for (int64_t i = 0; i < d; i++) expect[i] = p->dw[i] * (1 + add);
@@ -183,7 +183,7 @@ static void same_bits_on_any_threads(void **state) {
         out[run] = as(NULL, n * d + 2 * d, PG_F32);
         omp_set_num_threads(run ? 3 : 1);
         ok(cpu_layernorm_grad(out[run], out[run] + n * d, out[run] + n * d + d, dy, x, w, mean,
-                              rstd, n, d, 0, 0, 0, scratch, PG_F32, NULL));
+                              rstd, NULL, n, d, 0, 0, 0, scratch, PG_F32, NULL));
     }
     omp_set_num_threads(before);
     assert_memory_equal(out[0], out[1], (size_t)(n * d + 2 * d) * 4);

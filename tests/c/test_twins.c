@@ -216,8 +216,8 @@ static void axpby(void **state) {
             int dtype = floating[f];
             double beta = i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : -0.7;
             twin_array x = input(n, dtype), y = output(n, dtype, beta != 0);
-            cpu_do(axpby, y.host, x.host, 0.3, beta, n);
-            cuda_do(axpby, y.device, x.device, 0.3, beta, n, dtype);
+            cpu_do(axpby, y.host, x.host, 0.3, beta, n, PG_F64);
+            cuda_do(axpby, y.device, x.device, 0.3, beta, n, dtype, dtype);
             near(y, bound(dtype));
             twins_free();
         }
@@ -243,14 +243,15 @@ static void norms(void **state) {
                        z = output(n * d, dtype, 0);
             twin_array rstd = output(n, kept, 0), mean = output(n, kept, 0);
             twin_array rstd_l = output(n, kept, 0);
-            cpu_do(rmsnorm, y.host, rstd.host, x.host, weights ? w.host : NULL, 1e-5, n, d);
-            cuda_do(rmsnorm, y.device, rstd.device, x.device, weights ? w.device : NULL, 1e-5, n, d,
-                    dtype);
+            cpu_do(rmsnorm, y.host, NULL, rstd.host, x.host, NULL, weights ? w.host : NULL, 1e-5, n,
+                   d);
+            cuda_do(rmsnorm, y.device, NULL, rstd.device, x.device, NULL, weights ? w.device : NULL,
+                    1e-5, n, d, dtype);
             near(y, bound(dtype));
             near(rstd, bound(kept));
-            cpu_do(layernorm, z.host, mean.host, rstd_l.host, x.host, weights ? w.host : NULL,
-                   bias ? b.host : NULL, 1e-5, n, d);
-            cuda_do(layernorm, z.device, mean.device, rstd_l.device, x.device,
+            cpu_do(layernorm, z.host, NULL, mean.host, rstd_l.host, x.host, NULL,
+                   weights ? w.host : NULL, bias ? b.host : NULL, 1e-5, n, d);
+            cuda_do(layernorm, z.device, NULL, mean.device, rstd_l.device, x.device, NULL,
                     weights ? w.device : NULL, bias ? b.device : NULL, 1e-5, n, d, dtype);
             if (d > 1) near(z, bound(dtype)); /* x - mean is all rounding where d is 1 */
             if (d > 1) near(rstd_l, bound(kept));
@@ -286,12 +287,12 @@ static void run_norm_grad(norm_case *c, int i) {
     void *db = c->no_db ? NULL : c->db.device, *w = i % 4 == 3 ? NULL : c->w.device;
     if (c->layer)
         cuda_do(layernorm_grad, dx, dw, db, c->dy.device, c->x.device, w, c->mean.device,
-                c->rstd.device, c->n, c->d, c->add_x, c->add_w, c->add_b,
-                scratch_of(twins.cuda->layernorm_grad_scratch(c->n, c->d)), c->dtype);
+                c->rstd.device, NULL, c->n, c->d, c->add_x, c->add_w, c->add_b,
+                scratch_of(twins.cuda->layernorm_grad_scratch(c->n, c->d)), c->dtype, c->dtype);
     else
-        cuda_do(rmsnorm_grad, dx, dw, c->dy.device, c->x.device, w, c->rstd.device, c->n, c->d,
-                c->add_x, c->add_w, scratch_of(twins.cuda->rmsnorm_grad_scratch(c->n, c->d)),
-                c->dtype);
+        cuda_do(rmsnorm_grad, dx, dw, c->dy.device, c->x.device, w, c->rstd.device, NULL, c->n,
+                c->d, c->add_x, c->add_w, scratch_of(twins.cuda->rmsnorm_grad_scratch(c->n, c->d)),
+                c->dtype, c->dtype);
 }
 
 static void norm_gradients(void **state) {
@@ -304,10 +305,11 @@ static void norm_gradients(void **state) {
             double *w = i % 4 == 3 ? NULL : c.w.host;
             if (c.layer)
                 cpu_do(layernorm_grad, c.dx.host, c.dw.host, c.db.host, c.dy.host, c.x.host, w,
-                       c.mean.host, c.rstd.host, c.n, c.d, c.add_x, c.add_w, c.add_b, scratch);
+                       c.mean.host, c.rstd.host, NULL, c.n, c.d, c.add_x, c.add_w, c.add_b, scratch,
+                       PG_F64);
             else
-                cpu_do(rmsnorm_grad, c.dx.host, c.dw.host, c.dy.host, c.x.host, w, c.rstd.host, c.n,
-                       c.d, c.add_x, c.add_w, scratch);
+                cpu_do(rmsnorm_grad, c.dx.host, c.dw.host, c.dy.host, c.x.host, w, c.rstd.host,
+                       NULL, c.n, c.d, c.add_x, c.add_w, scratch, PG_F64);
             free(scratch);
             run_norm_grad(&c, i);
             if (!c.no_dx) near(c.dx, bound_gradient(c.dtype));
@@ -339,8 +341,8 @@ static void reductions(void **state) {
                 twin_array x = input_in(outer * n * inner, dtype, -0.01,
                                         0.02); /* sums within f16 */
                 twin_array y = output(outer * inner, dtype, add);
-                cpu_do(reduce, y.host, x.host, kind, outer, n, inner, add);
-                cuda_do(reduce, y.device, x.device, kind, outer, n, inner, add, dtype);
+                cpu_do(reduce, y.host, x.host, kind, outer, n, inner, add, PG_F64);
+                cuda_do(reduce, y.device, x.device, kind, outer, n, inner, add, dtype, dtype);
                 near(y, bound(dtype));
                 twins_free();
             }
@@ -372,7 +374,7 @@ static void picks(void **state) {
             int dtype = floating[f], add = i & 1;
             twin_array x = input(outer * n * inner, dtype), dy = input(outer * inner, dtype);
             double *most = twin_doubles(outer * inner);
-            cpu_do(reduce, most, x.host, PG_RMAX, outer, n, inner, 0);
+            cpu_do(reduce, most, x.host, PG_RMAX, outer, n, inner, 0, PG_F64);
             twin_array y = input_of(most, outer * inner, dtype);
             twin_array dx = output(outer * n * inner, dtype, add);
             cpu_do(reduce_grad, dx.host, dy.host, x.host, y.host, PG_RMAX, outer, n, inner, add);
@@ -449,7 +451,8 @@ static void same_bits_twice(void **state) {
                 run_norm_grad(&c, i);
                 dw[run] = device_numbers(&c.dw, "dw");
                 twin_array sum = output(1, c.dtype, 0);
-                cuda_do(reduce, sum.device, c.x.device, PG_SUM, 1, c.n * c.d, 1, 0, c.dtype);
+                cuda_do(reduce, sum.device, c.x.device, PG_SUM, 1, c.n * c.d, 1, 0, c.dtype,
+                        c.dtype);
                 y[run] = device_numbers(&sum, "sum");
                 if (run) {
                     assert_memory_equal(dw[0], dw[1], (size_t)c.d * sizeof(double));

@@ -98,11 +98,11 @@ static void check_embedding_of(int dtype, int64_t n, int64_t v, int64_t d) {
     ok(twins.cuda->embedding(y.device, table.device, ids.device, n, d, v, dtype, ids_dtype,
                              twins.stream));
     same(y);
-    ok(twins.cpu->embedding_grad(dtable.host, dy.host, id, n, d, v, add, NULL, PG_F64, ids_dtype,
-                                 NULL));
+    ok(twins.cpu->embedding_grad(dtable.host, dy.host, id, n, d, v, add, NULL, PG_F64, PG_F64,
+                                 ids_dtype, NULL));
     for (int i = 0; i < 2; i++)
         ok(twins.cuda->embedding_grad(i ? again.device : dtable.device, dy.device, ids.device, n, d,
-                                      v, add, scratch, dtype, ids_dtype, twins.stream));
+                                      v, add, scratch, dtype, dtype, ids_dtype, twins.stream));
     near(dtable, bound_gradient(dtype));
     double *one = device_numbers(&dtable, "dtable"), *two = device_numbers(&again, "again");
     assert_memory_equal(one, two, (size_t)(v * d) * sizeof *one); /* the same bits */
@@ -215,11 +215,11 @@ static void check_cross_entropy(int dtype) {
     for (int in_place = 0; in_place < 2; in_place++) {
         twin_array *to = in_place ? &x : &dx;
         ok(twins.cpu->cross_entropy_grad(to->host, dloss.host, per_row, x.host, ids, lse.host,
-                                         out.host, n, v, IGNORE, host_step, in_place ? 0 : add,
-                                         PG_F64, ids_dtype, NULL));
+                                         out.host, n, v, 0, v, IGNORE, host_step,
+                                         in_place ? 0 : add, PG_F64, ids_dtype, NULL));
         ok(twins.cuda->cross_entropy_grad(
             to->device, dloss.device, per_row, x.device, targets.device, lse.device, out.device, n,
-            v, IGNORE, device_step, in_place ? 0 : add, dtype, ids_dtype, twins.stream));
+            v, 0, v, IGNORE, device_step, in_place ? 0 : add, dtype, ids_dtype, twins.stream));
         near(*to, bound_gradient(dtype));
     }
     free(ids), free(loss);

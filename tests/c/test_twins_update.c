@@ -62,10 +62,11 @@ static void adamw(void **state) {
             draw_runs(&r, n);
             twin_array step = draw_step(finite), value = input(n, dtype), grad = input(n, dtype);
             twin_array m = input(n, dtype), v = input_in(n, dtype, 0.01, 1);
-            cpu_do(adamw, value.host, grad.host, m.host, v.host, n, r.ends, r.factors, r.runs,
-                   step.host, 0.9, 0.95, 1e-8);
-            cuda_do(adamw, value.device, grad.device, m.device, v.device, n, r.ends_on.device,
-                    r.factors_on.device, r.runs, step.device, 0.9, 0.95, 1e-8, dtype);
+            cpu_do(adamw, value.host, NULL, grad.host, m.host, v.host, n, r.ends, r.factors, r.runs,
+                   step.host, 0.9, 0.95, 1e-8, PG_F64, -1, PG_F64);
+            cuda_do(adamw, value.device, NULL, grad.device, m.device, v.device, n, r.ends_on.device,
+                    r.factors_on.device, r.runs, step.device, 0.9, 0.95, 1e-8, dtype, -1, dtype,
+                    dtype);
             near(value, finite ? bound(dtype) : 0);
             near(m, finite ? bound(dtype) : 0);
             near(v, finite ? bound(dtype) : 0);
@@ -86,11 +87,11 @@ static void sgd(void **state) {
             twin_array step = draw_step(finite), value = input(n, dtype), grad = input(n, dtype);
             int first = finite && momentum && i > 8;
             twin_array m = output(n, dtype, !first); /* not read the first time */
-            cpu_do(sgd, value.host, grad.host, momentum ? m.host : NULL, n, r.ends, r.factors,
-                   r.runs, step.host, mu, dampening, nesterov, first);
-            cuda_do(sgd, value.device, grad.device, momentum ? m.device : NULL, n, r.ends_on.device,
-                    r.factors_on.device, r.runs, step.device, mu, dampening, nesterov, first,
-                    dtype);
+            cpu_do(sgd, value.host, NULL, grad.host, momentum ? m.host : NULL, n, r.ends, r.factors,
+                   r.runs, step.host, mu, dampening, nesterov, first, PG_F64, -1, PG_F64);
+            cuda_do(sgd, value.device, NULL, grad.device, momentum ? m.device : NULL, n,
+                    r.ends_on.device, r.factors_on.device, r.runs, step.device, mu, dampening,
+                    nesterov, first, dtype, -1, dtype, dtype);
             near(value, finite ? bound(dtype) : 0);
             near(m, finite && momentum ? bound(dtype) : 0);
             twins_free();
@@ -106,9 +107,9 @@ static void sum_of_squares(void **state) {
             int64_t n = case_size(i);
             twin_array x = input(n, floating[f]), step = draw_step(1), again = step;
             again = input_of(step.host, PG_STEP_SIZE, PG_F64);
-            cpu_do(sumsq, step.host, x.host, n);
-            cuda_do(sumsq, step.device, x.device, n, floating[f]);
-            cuda_do(sumsq, again.device, x.device, n, floating[f]);
+            cpu_do(sumsq, step.host, x.host, n, NULL, NULL, 0);
+            cuda_do(sumsq, step.device, x.device, n, NULL, NULL, 0, floating[f]);
+            cuda_do(sumsq, again.device, x.device, n, NULL, NULL, 0, floating[f]);
             near(step, TOLERANCE_F64);
             double *one = device_numbers(&step, "step"), *two = device_numbers(&again, "again");
             assert_memory_equal(one, two, PG_STEP_SIZE * sizeof(double));
@@ -176,19 +177,20 @@ static void empty(void **state) {
         cuda_do(unary, x, x, 0, PG_EXP, t);
         cuda_do(unary_grad, x, x, x, 0, PG_EXP, 0, t);
         cuda_do(binary, x, x, x, 0, 0, PG_ADD, 0, t);
-        cuda_do(axpby, x, x, 1, 1, 0, t);
+        cuda_do(axpby, x, x, 1, 1, 0, t, t);
         cuda_do(dropout, x, x, 0, 0.5, step.device, 1, map, 0, t);
-        cuda_do(rmsnorm, x, x, x, w.device, 1e-5, 0, 5, t);
-        cuda_do(layernorm, x, x, x, x, w.device, w.device, 1e-5, 0, 5, t);
-        cuda_do(reduce, x, x, PG_SUM, 0, 7, 1, 0, t);
+        cuda_do(rmsnorm, x, NULL, x, x, NULL, w.device, 1e-5, 0, 5, t);
+        cuda_do(layernorm, x, NULL, x, x, x, NULL, w.device, w.device, 1e-5, 0, 5, t);
+        cuda_do(reduce, x, x, PG_SUM, 0, 7, 1, 0, t, t);
         cuda_do(expand, x, x, 1, 0, 7, 1, 0, t);
         cuda_do(move, x, x, 0, 3, 0, 3, 0, 2, 5, 0, t);
         cuda_do(permute, x, x, 2, dims, order, 0, t);
-        cuda_do(adamw, x, x, x, x, 0, NULL, NULL, 0, step.device, 0.9, 0.95, 1e-8, t);
-        cuda_do(sgd, x, x, NULL, 0, NULL, NULL, 0, step.device, 0, 0, 0, 0, t);
-        cuda_do(sumsq, step.device, x, 0, t);
+        cuda_do(adamw, x, NULL, x, x, x, 0, NULL, NULL, 0, step.device, 0.9, 0.95, 1e-8, t, -1, t,
+                t);
+        cuda_do(sgd, x, NULL, x, NULL, 0, NULL, NULL, 0, step.device, 0, 0, 0, 0, t, -1, t, t);
+        cuda_do(sumsq, step.device, x, 0, NULL, NULL, 0, t);
         assert_int_equal(twins.cuda->count_nonfinite(x, 0, t, twins.stream), 0);
-        cuda_do(reduce, y.device, x, PG_SUM, 1, 0, 5, 0, t);
+        cuda_do(reduce, y.device, x, PG_SUM, 1, 0, 5, 0, t, t);
         for (int k = 0; k < 5; k++) y.host[k] = 0;
         same(y);
         same(step);

@@ -16,7 +16,7 @@ static void clip_scaled(void **state) {
     (void)state;
     pg_tensor *step = step_block(0, 65536), *g = tensor(PG_F32, 2);
     put_at(g, 0, 3 * 65536.0), put_at(g, 1, 4 * 65536.0);
-    ok(pg_sumsq(step, g));
+    ok(pg_sumsq(step, g, NULL, NULL));
     ok(pg_clip(step, 1));
     assert_true(fabs(at(step, PG_STEP_NORM) - 5) < 1e-12 && at(step, PG_STEP_FINITE) == 1);
     assert_true(fabs(at(g, 0) * at(step, PG_STEP_CLIP) - 0.6) < 1e-12);
@@ -36,9 +36,9 @@ static void clip_huge(void **state) {
     put_at(ends, 0, 100), put_at(factors, 0, 0), put_at(factors, 1, 1);
     ok(pg_fill(g, 1e20));
     ok(pg_fill(w, 0));
-    ok(pg_sumsq(step, g));
+    ok(pg_sumsq(step, g, NULL, NULL));
     ok(pg_clip(step, 1));
-    ok(pg_sgd(w, g, NULL, ends, factors, step, 0, 0, 0, 1));
+    ok(pg_sgd(w, NULL, g, NULL, ends, factors, step, 0, 0, 0, 1));
     for (int i = 0; i < 100; i++) assert_true(fabs(at(w, i) + 0.1) < 1e-6);
     pg_tensor_free(step), pg_tensor_free(g), pg_tensor_free(w);
     pg_tensor_free(ends), pg_tensor_free(factors);
@@ -54,7 +54,7 @@ static void clip_ends(void **state) {
     for (int i = 0; i < 2; i++) {
         put_at(step, PG_STEP_SUMSQ, 0);
         ok(pg_fill(g, bad[i]));
-        ok(pg_sumsq(step, g));
+        ok(pg_sumsq(step, g, NULL, NULL));
         ok(pg_clip(step, 1));
         assert_true(at(step, PG_STEP_FINITE) == 0 && !isfinite(at(step, PG_STEP_NORM)));
     }
@@ -70,7 +70,7 @@ static void sums_of_squares(void **state) {
         for (int s = 0; s < 4; s++) {
             pg_tensor *x = scatter(tensor(dtype, sizes[s]), 0.1, 1);
             for (int64_t i = 0; i < sizes[s]; i++) want += at(x, i) * at(x, i);
-            ok(pg_sumsq(step, x)); /* adds to what is there */
+            ok(pg_sumsq(step, x, NULL, NULL)); /* adds to what is there */
             assert_true(fabs(at(step, PG_STEP_SUMSQ) - want) <= TOLERANCE_F64 * want);
             pg_tensor_free(x);
         }
@@ -150,14 +150,16 @@ static void adamw_steps(void **state) {
                     w[i] -= rate * (m[i] / bias1 / (sqrt(v[i] / bias2) + 1e-8) +
                                     at(s.factors, 2 * r) * w[i]);
                 }
-                ok(pg_adamw(s.value, s.grad, s.m, s.v, s.ends, s.factors, s.step, 0.9, 0.95, 1e-8));
+                ok(pg_adamw(s.value, NULL, s.grad, s.m, s.v, s.ends, s.factors, s.step, 0.9, 0.95,
+                            1e-8));
             }
             close_to(s.value, w);
             close_to(s.m, m);
             close_to(s.v, v);
             put_at(s.step, PG_STEP_FINITE, 0); /* a bad step changes nothing */
             ok(pg_fill(s.grad, NAN));
-            ok(pg_adamw(s.value, s.grad, s.m, s.v, s.ends, s.factors, s.step, 0.9, 0.95, 1e-8));
+            ok(pg_adamw(s.value, NULL, s.grad, s.m, s.v, s.ends, s.factors, s.step, 0.9, 0.95,
+                        1e-8));
             close_to(s.value, w);
             close_to(s.m, m);
             free(w), free(m), free(v);
@@ -174,7 +176,7 @@ static void decay_is_decoupled(void **state) {
     put_at(s.step, PG_STEP_BIAS1, 1 - 0.9), put_at(s.step, PG_STEP_BIAS2, 1 - 0.999);
     ok(pg_fill(s.value, 1));
     ok(pg_fill(s.grad, 1));
-    ok(pg_adamw(s.value, s.grad, s.m, s.v, s.ends, s.factors, s.step, 0.9, 0.999, 0));
+    ok(pg_adamw(s.value, NULL, s.grad, s.m, s.v, s.ends, s.factors, s.step, 0.9, 0.999, 0));
     assert_true(fabs(at(s.value, 0) - 0.989) < 1e-6);
     free_segment(&s);
 }
@@ -201,8 +203,8 @@ static void sgd_steps(void **state) {
                     if (mu > 0) g = cases[c].nesterov ? g + mu * m[i] : m[i];
                     w[i] -= 0.01 * rates[r] * g;
                 }
-                ok(pg_sgd(s.value, s.grad, mu > 0 ? s.m : NULL, s.ends, s.factors, s.step, mu, damp,
-                          cases[c].nesterov, t == 0));
+                ok(pg_sgd(s.value, NULL, s.grad, mu > 0 ? s.m : NULL, s.ends, s.factors, s.step, mu,
+                          damp, cases[c].nesterov, t == 0));
             }
             close_to(s.value, w);
             if (mu > 0) close_to(s.m, m);
@@ -216,7 +218,7 @@ static void refusals(void **state) {
     segment s = new_segment(PG_F32, 6);
     pg_tensor *few = tensor(PG_F32, 5);
 #define ADAMW(value, m, beta)                                                                      \
-    pg_adamw(value, s.grad, m, s.v, s.ends, s.factors, s.step, beta, 0.9, 0)
+    pg_adamw(value, NULL, s.grad, m, s.v, s.ends, s.factors, s.step, beta, 0.9, 0)
     refuses(PG_ESHAPE, "adamw: grad is [6] f32, value is [5] f32", ADAMW(few, s.m, 0.9));
     refuses(PG_ESHAPE, "adamw: state is [5] f32, value is [6] f32", ADAMW(s.value, few, 0.9));
     refuses(PG_EINVAL, "adamw: m is missing", ADAMW(s.value, NULL, 0.9));
@@ -226,10 +228,10 @@ static void refusals(void **state) {
     put_at(s.ends, 1, 3), put_at(s.ends, 3, 7);
     refuses(PG_ESHAPE, "the runs end at 7, value is [6] f32", ADAMW(s.value, s.m, 0.9));
     refuses(PG_EINVAL, "without a buffer m",
-            pg_sgd(s.value, s.grad, NULL, s.ends, s.factors, s.step, 0.9, 0, 0, 1));
+            pg_sgd(s.value, NULL, s.grad, NULL, s.ends, s.factors, s.step, 0.9, 0, 0, 1));
     refuses(PG_EINVAL, "nesterov with momentum 0",
-            pg_sgd(s.value, s.grad, NULL, s.ends, s.factors, s.step, 0, 0, 1, 1));
-    refuses(PG_ESHAPE, "sumsq: step is [5] f32; a step block", pg_sumsq(few, s.grad));
+            pg_sgd(s.value, NULL, s.grad, NULL, s.ends, s.factors, s.step, 0, 0, 1, 1));
+    refuses(PG_ESHAPE, "sumsq: step is [5] f32; a step block", pg_sumsq(few, s.grad, NULL, NULL));
     refuses(PG_EINVAL, "clip: max_norm is -1", pg_clip(s.step, -1));
     refuses(PG_EINVAL, "clip: max_norm is nan", pg_clip(s.step, NAN));
     refuses(PG_EINVAL, "count is missing", pg_count_nonfinite(NULL, few));

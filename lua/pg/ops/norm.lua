@@ -18,7 +18,7 @@ local function raw(t) return t and t.raw or nil end
 -- The C call fills dx and dw together, so it is asked once: by grad_input where dx is wanted.
 local RMSNORM = { name = "rmsnorm", grad_input = function(r, dy, d, add)
   local s = r.saved
-  c.check(C.pg_rmsnorm_grad(raw(d[1]), raw(d[2]), dy.raw, s[1].raw, raw(s[2]), s[3].raw,
+  c.check(C.pg_rmsnorm_grad(raw(d[1]), raw(d[2]), dy.raw, s[1].raw, raw(s[2]), s[3].raw, nil,
                             add[1] or 0, add[2] or 0))
 end }
 
@@ -34,7 +34,7 @@ end
 local LAYERNORM = { name = "layernorm", grad_input = function(r, dy, d, add)
   local s = r.saved
   c.check(C.pg_layernorm_grad(raw(d[1]), raw(d[2]), raw(d[3]), dy.raw, s[1].raw, raw(s[2]), s[3].raw,
-                              s[4].raw, add[1] or 0, add[2] or 0, add[3] or 0))
+                              s[4].raw, nil, add[1] or 0, add[2] or 0, add[3] or 0))
 end }
 
 --- layernorm(x, w, b, eps) -> y like x.  x [..,D], w and b [D] or nil; eps defaults to 1e-5.

@@ -1,6 +1,6 @@
 -- log.lua: what a run tells: lines and a live line on rank 0's terminal, and in the run's folder
--- metrics.jsonl (an object a step), log.txt (the lines) and TensorBoard events.  No colours and no escape codes, so that
--- NO_COLOR has nothing to turn off.
+-- metrics.jsonl (an object a step), log.txt (the lines) and TensorBoard events.  No colours and no escape
+-- codes, so that NO_COLOR has nothing to turn off.
 local c = require "pg.c"
 local fs = require "pg.fs"
 local host = require "pg.host"

@@ -52,8 +52,8 @@ local function join(axis, ranks, n)
   mesh.groups[#mesh.groups + 1] = axis
 end
 
---- mesh.build{ pp =, dp =, tp =, zero =, sequence = }: sizes whose product is the number of ranks; dp = "rest" takes what
--- is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
+--- mesh.build{ pp =, dp =, tp =, zero =, sequence = }: sizes whose product is the number of ranks; dp = "rest"
+-- takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
 function mesh.build(layout)
   start()
   local sizes, known = {}, 1

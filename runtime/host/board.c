@@ -83,8 +83,7 @@ static int told(lua_State *L) {
     return 0;
 }
 
-const luaL_Reg host_board_functions[] = {
-    {"shared", shared},       {"meet", meet},
-    {"meeting", meeting},     {"call", call},
-    {"wait_call", wait_call}, {"prompt_open", prompt_open},
-    {"told", told},           {NULL, NULL}};
+const luaL_Reg host_board_functions[] = {{"shared", shared},       {"meet", meet},
+                                         {"meeting", meeting},     {"call", call},
+                                         {"wait_call", wait_call}, {"prompt_open", prompt_open},
+                                         {"told", told},           {NULL, NULL}};

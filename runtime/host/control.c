@@ -29,8 +29,8 @@
 #define NAME      "control"
 
 typedef struct peer {
-    int fd;       /* -1: free */
-    int kept;     /* is not sent away to make room */
+    int fd;        /* -1: free */
+    int kept;      /* is not sent away to make room */
     int64_t since; /* ns: when it came */
     char *in;
     size_t used, room;
@@ -346,11 +346,8 @@ static int control_connect(lua_State *L) {
     return 1;
 }
 
-const luaL_Reg host_control_functions[] = {{"control_listen", control_listen},
-                                           {"control_close", control_close},
-                                           {"control_connect", control_connect},
-                                           {"control_next", control_next},
-                                           {"control_send", control_send},
-                                           {"control_keep", control_keep},
-                                           {"control_drop", control_drop},
-                                           {NULL, NULL}};
+const luaL_Reg host_control_functions[] = {
+    {"control_listen", control_listen},   {"control_close", control_close},
+    {"control_connect", control_connect}, {"control_next", control_next},
+    {"control_send", control_send},       {"control_keep", control_keep},
+    {"control_drop", control_drop},       {NULL, NULL}};

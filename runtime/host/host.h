@@ -105,7 +105,8 @@ pg_page *host_board(void); /* the page on which this host's first rank calls the
 extern const luaL_Reg host_board_functions[];
 
 /* ---- line.c ---- */
-int host_line_takes_interrupt(void); /* 1: Ctrl-C was meant for the line that runs, and is seen to */
+int host_line_takes_interrupt(
+    void); /* 1: Ctrl-C was meant for the line that runs, and is seen to */
 extern const luaL_Reg host_line_functions[];
 
 /* ---- control.c ---- */

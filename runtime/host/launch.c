@@ -64,7 +64,9 @@ static void become_rank(const host_options *o, const host_world *w, int local, c
     sigprocmask(SIG_SETMASK, &none, NULL);
     for (int i = 0; i < 2; i++)
         if (write_ends[i] >= 0) dup2(write_ends[i], i ? STDERR_FILENO : STDOUT_FILENO);
-    if (local || (isatty(STDIN_FILENO) && !w->children[local].beside)) { /* a group in the background must not read the terminal */
+    if (local ||
+        (isatty(STDIN_FILENO) &&
+         !w->children[local].beside)) { /* a group in the background must not read the terminal */
         int null = open("/dev/null", O_RDONLY);
         if (null >= 0) dup2(null, STDIN_FILENO);
         if (null > STDERR_FILENO) close(null);

@@ -24,7 +24,7 @@
 #include "host.h"
 
 #define TICK_MS 100
-#define GRACE   5           /* seconds to hear that it shall stop */
+#define GRACE   5 /* seconds to hear that it shall stop */
 #define SECOND  1000000000ll
 #define PRINTED (64 << 20)  /* bytes that a line may print */
 #define KEPT    (256 << 10) /* bytes of them that are handed on */
@@ -222,10 +222,6 @@ static int nap(lua_State *L) {
     return 0;
 }
 
-const luaL_Reg host_line_functions[] = {{"line_begin", line_begin},
-                                        {"line_end", line_end},
-                                        {"limited", limited},
-                                        {"capture", capture},
-                                        {"captured", captured},
-                                        {"nap", nap},
-                                        {NULL, NULL}};
+const luaL_Reg host_line_functions[] = {
+    {"line_begin", line_begin}, {"line_end", line_end}, {"limited", limited}, {"capture", capture},
+    {"captured", captured},     {"nap", nap},           {NULL, NULL}};

@@ -92,6 +92,17 @@ static int source(lua_State *L) {
     return 2;
 }
 
+/* module(name) -> text, name as in messages, path | nil: where require would find pg.* or models.*. */
+static int module(lua_State *L) {
+    host_source s;
+    if (!host_find_module(luaL_checkstring(L, 1), host_script_path(), &s)) return 0;
+    lua_pushlstring(L, s.text, s.bytes);
+    lua_pushstring(L, s.name);
+    lua_pushstring(L, s.path);
+    host_source_free(&s);
+    return 3;
+}
+
 /* waits_at(): note on the status page which line is about to wait: the first outside lua/pg, and where
  * all of the work is ours (a recipe) the first outside mesh.lua.  In C because it stands before every
  * collective: debug.getinfo costs 4 us there. */
@@ -160,6 +171,7 @@ static int open_host(lua_State *L) {
                                          {"list", list},
                                          {"first_failed", first_failed},
                                          {"waits_at", waits_at},
+                                         {"module", module},
                                          {"request_stop", request_stop},
                                          {NULL, NULL}};
     const luaL_Reg *parts[] = {functions, host_board_functions, host_line_functions,

@@ -218,6 +218,8 @@ static int open_all(lua_State *L) {
     luaL_openlibs(L);
     lua_newtable(L);
     lua_setfield(L, LUA_REGISTRYINDEX, "pg.sources");
+    lua_pushthread(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, "pg.main"); /* pg.reload looks at its stack */
     add_searcher(L);
     host_open_library(L);
     lua_newtable(L);

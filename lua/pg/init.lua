@@ -14,10 +14,12 @@ local fields = {
   log = { "pg.log", "line" }, generate = { "pg.generate", "text" }, demo_text = { "pg.data.demo", "path" },
   parallel = { "pg.parallel.script", "new" },
   nonfinite = { "pg.watch", "nonfinite" }, timings = { "pg.watch", "timings" },
+  reload = { "pg.live.reload", "module" }, gradients = { "pg.live.look", "gradients" },
+  watch_activations = { "pg.live.look", "activations" },
   randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }
 
-local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "vocab", "reduce", "custom", "comm" }
+local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "vocab", "reduce", "custom", "comm", "stats" }
 
 -- Tensors and all ops come together: ops become methods of tensors.
 local function load_tensors()

@@ -15,6 +15,7 @@ local host = require "pg.host"
 local json = require "pg.json"
 local layout = require "pg.parallel.layout"
 local loader = require "pg.data.loader"
+local live = require "pg.live"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
@@ -142,6 +143,7 @@ function Trainer:open_run()
     end
     local stays = source and (not info.run or run.folder(info.run) == source)
     local folder = stays and source or run.place(info)
+    if stays then live.claim(folder) end
     run.begin(folder, info, self.settings, stays and m)
     return ("%s\n%s\n%s"):format(folder, from or "", self:fingerprint())
   end)
@@ -408,8 +410,10 @@ function Trainer:run()
   self.first = state.step + 1
   if self.first > state.steps then log.text("nothing left to do; --steps=%d would go on", state.steps + state.step) end
   while state.step < state.steps and not self.stopping do
+    live.boundary(self)
     self:after(scope.run(self.step, self))
   end
+  live.close(self)
   log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step,
            state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start))
 end

@@ -13,7 +13,8 @@ local fields = {
   describe = { "pg.describe", "new" }, no_grad = { "pg.tape", "no_grad" }, scope = { "pg.scope", "run" },
   log = { "pg.log", "line" }, generate = { "pg.generate", "text" }, demo_text = { "pg.data.demo", "path" },
   nonfinite = { "pg.watch", "nonfinite" }, reload = { "pg.live.reload", "module" },
-  gradients = { "pg.live.look", "gradients" }, watch_activations = { "pg.live.look", "activations" }, randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
+  gradients = { "pg.live.look", "gradients" }, watch_activations = { "pg.live.look", "activations" },
+  randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }
 
 local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "reduce", "custom", "comm", "stats" }

@@ -107,9 +107,10 @@ end
 local ops = {}
 
 --- stats(t) -> { shape, dtype, count, mean, std, min, max, nonfinite, histogram }, which prints as a line.  Numbers
--- that are not finite are counted and left out of the rest; std divides by the count; the histogram (24 bins from min to
--- max) is of a sample.  Any dtype, in double.
+-- that are not finite are counted and left out of the rest; std divides by the count; the histogram (24 bins from min
+-- to max) is of a sample.  Any dtype, in double.
 function ops.stats(t)
+  if type(t) ~= "table" or not t.is_tensor then c.fail("stats: a tensor is wanted, got %s", type(t)) end
   t:alive()
   local s = setmetatable({ shape = t.shape, dtype = t.dtype, count = t.count, nonfinite = 0 }, Stats)
   if t.count == 0 then return s end

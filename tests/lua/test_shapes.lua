@@ -139,7 +139,6 @@ refuses("recompute", "result", function() local _ = pg.recompute(function() retu
   "recompute: the function must return one tensor")
 refuses("all_reduce", "axis", function() local _ = pg.all_reduce(t(2), require("pg.mesh").ready().world, "product") end,
   "all_reduce: op product is unknown")
-refuses("stats", "number", function() local _ = pg.stats(3) end, "stats: a tensor is wanted, got number")
 refuses("sum_values", "dead", function()
   local x = t(2)
   x:free()

@@ -16,6 +16,7 @@ local loader = require "pg.data.loader"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
+local rows = require "pg.nn.rows"
 local run = require "pg.run"
 local scope = require "pg.scope"
 local step_block = require "pg.step"
@@ -51,7 +52,7 @@ local DTYPES = { fp32 = "f32", bf16 = "bf16" }
 local function place(r)
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(described(r), r.layout, {
-    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments })
+    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments * (r.optim.moments == "bf16" and 2 or 4) })
   if r.recompute == "block" then
     if not (model.layers and model.layers.items) then
       c.fail 'recompute = "block" needs a model whose layers are an nn.Sequential of blocks; use recompute = "none"'
@@ -74,7 +75,7 @@ local function held_out(r, set, model)
   return data.open(o).train
 end
 
--- Sequences and ids that the model can take.
+-- Sequences and ids that the model can take, and the ranks of tp share out.
 local function check_data(r, info, model)
   for _, key in ipairs { "context", "vocab" } do
     local limit, asked = model[key], r.data[key]
@@ -84,6 +85,7 @@ local function check_data(r, info, model)
       recipe.fail(info, "data." .. key, "data.%s is %d, the model's is %d; it may not be larger", key, asked, limit)
     end
   end
+  recipe.guard(info, "micro", rows.check, r.micro, r.data.context or model.context)
 end
 
 local function setup(r, info)
@@ -307,7 +309,8 @@ function Trainer:manifest()
   return { step = state.step, position = state.position, tokens = state.tokens, epoch = state.epoch, seed = r.seed,
            random = { step = self.optim.steps }, settings = self.settings, recipe = self.info.path,
            data = { seed = r.data.seed, context = stream.context, samples = stream.samples },
-           layout = { dp = mesh.dp.size, pp = mesh.pp.size, tp = mesh.tp.size, zero = r.layout.zero }, precision = r.precision,
+           layout = { dp = mesh.dp.size, pp = mesh.pp.size, tp = mesh.tp.size, zero = r.layout.zero },
+           precision = r.precision,
            optimizer = { name = r.optim[1], steps = self.optim.steps }, libraries = ffi.string(C.pg_version_info()) }
 end
 

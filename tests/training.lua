@@ -178,8 +178,8 @@ end
 
 local started = 0
 
---- training.outcome(name, ranks, o) -> records, weights, folder of a case, run by as many processes of their own.  o: as
--- training.case takes it, of plain values, such as { batch = 12, deep = 4, layout = { pp = 2, tp = 2 },
+--- training.outcome(name, ranks, o) -> records, weights, folder of a case, run by as many processes of their own.
+-- o: as training.case takes it, of plain values, such as { batch = 12, deep = 4, layout = { pp = 2, tp = 2 },
 -- more = { micro = 1, recompute = "block" } }.  For one rank leave layout out.
 function training.outcome(name, ranks, o)
   started = started + 1
@@ -188,7 +188,9 @@ function training.outcome(name, ranks, o)
   fs.write(file, ([[require("tests.training").case("%s", "%s", %s)]]):format(name, folder, literal(o)))
   local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
   local command = ("%s %s -n %d %s >%s.log 2>&1"):format(alone, os.getenv "PGRUN", ranks, file, file)
-  if os.execute(command) ~= 0 then error(("%s %s failed:\n%s"):format(name, literal(o), fs.read(file .. ".log")), 0) end
+  if os.execute(command) ~= 0 then
+    error(("%s %s failed:\n%s"):format(name, literal(o), fs.read(file .. ".log")), 0)
+  end
   local at = training.scratch .. "/" .. folder
   return training.records(at), training.weights(at), at
 end
@@ -224,11 +226,11 @@ function training.same_weights(name, got, want)
     local e = 0
     for i, x in ipairs(numbers) do e, size = e + (own[i] - x) ^ 2, size + x ^ 2 end
     difference = difference + e
-    if not (e <= worst) then worst, where = e, key end
+    if e > worst or e ~= e then worst, where = e, key end
   end
   for key in pairs(got) do assert(want[key], ("%s: the checkpoint has a %s of its own"):format(name, key)) end
   local e = math.sqrt(difference / size)
-  if not (e <= WEIGHTS) then -- or not a number
+  if e > WEIGHTS or e ~= e then
     error(("%s: the last weights differ by %.3g of their norm, most in %s"):format(name, e, where))
   end
 end

@@ -19,6 +19,7 @@ local live = require "pg.live"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
+local rows = require "pg.nn.rows"
 local run = require "pg.run"
 local scope = require "pg.scope"
 local step_block = require "pg.step"
@@ -57,7 +58,7 @@ local function place(r)
   choices.open()
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(described(r), r.layout, {
-    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments })
+    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments * (r.optim.moments == "bf16" and 2 or 4) })
   if r.recompute == "block" then
     if not (model.layers and model.layers.items) then
       c.fail 'recompute = "block" needs a model whose layers are an nn.Sequential of blocks; use recompute = "none"'
@@ -81,7 +82,7 @@ local function held_out(r, set, model)
   return data.open(o).train
 end
 
--- Sequences and ids that the model can take.
+-- Sequences and ids that the model can take, and the ranks of tp share out.
 local function check_data(r, info, model)
   for _, key in ipairs { "context", "vocab" } do
     local limit, asked = model[key], r.data[key]
@@ -91,6 +92,7 @@ local function check_data(r, info, model)
       recipe.fail(info, "data." .. key, "data.%s is %d, the model's is %d; it may not be larger", key, asked, limit)
     end
   end
+  recipe.guard(info, "micro", rows.check, r.micro, r.data.context or model.context)
 end
 
 local function setup(r, info)

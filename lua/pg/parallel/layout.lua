@@ -178,7 +178,8 @@ local function schedule_text(l)
 end
 
 local zeros = { [0] = "nothing is shared out", "moments are shared out over dp",
-                "gradients and moments are shared out over dp", "weights, gradients and moments are shared out over dp" }
+                "gradients and moments are shared out over dp",
+                "weights, gradients and moments are shared out over dp" }
 
 -- Bytes in use under each tag, at most over the ranks; the least limit.
 local function memory_line()

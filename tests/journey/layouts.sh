@@ -26,7 +26,7 @@ last() { grep -h '"step":12,' "runs/$1/metrics.jsonl" | sed "s/.*\"$2\":\([0-9.]
 # ---- the same training, the same text ----
 ends 0 'done at step 12 of 12' models/tiny.lua $small --steps=12 --run=one
 sed -n '/^---- sample/,/^----$/p' said >text.one
-ends 0 'layout: pp 2 x dp 2 x tp 2, zero 3 (weights, gradients and moments are shared out over dp), rows between blocks cut over tp, schedule 1f1b|stage 0, ranks 0-3: embedding, blocks 0-1|stage 1, ranks 4-7: blocks 2-3, head|a rank holds at most: weights |a step sends over dp, a rank at most: |done at step 12 of 12' \
+ends 0 'layout: pp 2 x dp 2 x tp 2, zero 3 (dp shares out weights, gradients and moments), rows between blocks cut over tp, schedule 1f1b|stage 0, ranks 0-3: embedding, blocks 0-1|stage 1, ranks 4-7: blocks 2-3, head|a rank holds at most: weights |a step sends over dp, a rank at most: |done at step 12 of 12' \
     -n 8 models/tiny.lua $small --steps=12 --run=eight --layout.pp=2 --layout.tp=2 --layout.zero=3
 sed -n '/^---- sample/,/^----$/p' said | cmp - text.one || { echo "the text differs"; failed=1; }
 for key in loss val_loss; do

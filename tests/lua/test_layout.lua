@@ -94,8 +94,8 @@ function tests.test_embedding_and_head_weigh_as_much_as_they_hold()
 end
 
 function tests.test_fewer_blocks_than_stages_are_refused_with_numbers() -- C18
-  refused("layout.pp = 4: 4 stages, each takes at least one block, and the model has 2; nearest that fit: layout.pp = 2, "
-          .. "or a model of 4 blocks", parts.cut, model_of(2), { pp = 4 })
+  refused("layout.pp = 4: 4 stages, each takes at least one block, and the model has 2; nearest that fit: layout.pp = "
+          .. "2, or a model of 4 blocks", parts.cut, model_of(2), { pp = 4 })
   refused("layout.pp 2 x layout.chunks 3 = 6 chunks, each takes at least one block, and the model has 5; nearest that "
           .. "fit: layout.chunks = 2, or a model of 6 blocks", parts.cut, model_of(5), { pp = 2, chunks = 3 })
   refused("makes 7 items, there are 8", parts.cut, model_of(8), { pp = 2, blocks = { 3, 4 } })

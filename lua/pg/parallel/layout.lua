@@ -177,9 +177,8 @@ local function schedule_text(l)
   return l.chunks > 1 and ("%s of %d chunks a stage"):format(name, l.chunks) or name
 end
 
-local zeros = { [0] = "nothing is shared out", "moments are shared out over dp",
-                "gradients and moments are shared out over dp",
-                "weights, gradients and moments are shared out over dp" }
+local zeros = { [0] = "nothing is shared out", "dp shares out moments", "dp shares out gradients and moments",
+                "dp shares out weights, gradients and moments" }
 
 -- Bytes in use under each tag, at most over the ranks; the least limit.
 local function memory_line()

@@ -102,6 +102,10 @@ int cuda_attention_by_cudnn(const pg_attn_args *a, int backward) {
     return plan_for(a, backward != 0, 0) != NULL;
 }
 
+int64_t cuda_attention_cudnn_version(void) {
+    return started() ? (int64_t)cudnn_open()->version() : 0;
+}
+
 /* ---- scratch ---- */
 typedef struct { /* bytes from its start */
     int64_t delta, sum, rows, keys, end;

@@ -132,6 +132,18 @@ template <typename R> __device__ __forceinline__ R row_sum(R v, R *space) {
     __syncthreads();
     return warp_sum(lane < (int)blockDim.x / 32 ? line[lane] : (R)0);
 }
+/* Two sums at once; space: 32 numbers a row for each. */
+template <typename R> __device__ __forceinline__ void row_sums(R &a, R &b, R *space) {
+    a = warp_sum(a), b = warp_sum(b);
+    if (blockDim.x == 32) return;
+    R *line = space + 64 * threadIdx.y;
+    int lane = threadIdx.x % 32;
+    __syncthreads();
+    if (lane == 0) line[threadIdx.x / 32] = a, line[32 + threadIdx.x / 32] = b;
+    __syncthreads();
+    a = warp_sum(lane < (int)blockDim.x / 32 ? line[lane] : (R)0);
+    b = warp_sum(lane < (int)blockDim.x / 32 ? line[32 + lane] : (R)0);
+}
 template <typename R> __device__ __forceinline__ R row_max(R v, R *space) {
     v = warp_max(v);
     if (blockDim.x == 32) return v;
@@ -164,10 +176,9 @@ static inline dim3 cuda_row_block(int64_t items, int most, int together = 256) {
     return dim3(threads, threads < together ? together / threads : 1);
 }
 
-/* 1 if all of these lie on a 16-byte boundary; NULL does. */
-static inline int cuda_aligned(const void *a, const void *b = NULL, const void *c = NULL,
-                               const void *d = NULL, const void *e = NULL) {
-    return (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e) & 15) == 0;
+/* 1 if all of these pointers lie on a 16-byte boundary; NULL does. */
+template <typename... P> static inline int cuda_aligned(P... pointers) {
+    return ((... | (uintptr_t)pointers) & 15) == 0;
 }
 
 /* The statement for T by dtype; or refuse and return. */
@@ -192,6 +203,25 @@ static inline int cuda_aligned(const void *a, const void *b = NULL, const void *
     default:                                                                                       \
         return pg_fail(PG_EINVAL, "%s: %s has no arithmetic; cast to f32", op,                     \
                        pg_dtype_name(dtype));                                                      \
+    }
+
+/* The statement for T and Y, the number types of inputs and of an output that may be f32 beside bf16
+ * and f16.  Y is never narrower than T, so W counts 16 bytes of Y: then a warp's accesses on both
+ * sides fill whole sectors of 32 bytes, which two halves of a 32-byte pack would not. */
+#define CUDA_MIXED(op, dtype, dtype_y, ...)                                                        \
+    if ((dtype_y) == (dtype)) {                                                                    \
+        CUDA_FLOATING(op, dtype, typedef T Y; __VA_ARGS__)                                         \
+    } else if ((dtype_y) == PG_F32 && (dtype) == PG_BF16) {                                        \
+        typedef bf16 T;                                                                            \
+        typedef float Y;                                                                           \
+        __VA_ARGS__;                                                                               \
+    } else if ((dtype_y) == PG_F32 && (dtype) == PG_F16) {                                         \
+        typedef f16 T;                                                                             \
+        typedef float Y;                                                                           \
+        __VA_ARGS__;                                                                               \
+    } else {                                                                                       \
+        return pg_fail(PG_EINVAL, "%s: %s out of %s; out may be f32 beside bf16 and f16", op,      \
+                       pg_dtype_name(dtype_y), pg_dtype_name(dtype));                              \
     }
 
 /* The statement for W = 16 bytes of T where `wide` holds, else for W = 1. */

@@ -24,7 +24,7 @@ int cuda_sm_count(void);
 #define CUDA_KEPT (4ll << 20) /* bytes */
 void *cuda_kept(const char *op, int64_t bytes);
 
-/* ---- fill, random, elementwise, norm, reduce, move, adamw ---- */
+/* ---- fill, random, elementwise, norm, reduce, move, sumsq, adamw, master ---- */
 int cuda_fill(void *y, double value, int64_t n, int dtype, pg_stream s);
 int cuda_cast(void *y, const void *x, int64_t n, int dtype_y, int dtype_x, pg_stream s);
 int cuda_random_uniform(void *y, int64_t n, uint64_t seed, uint64_t key, double low, double high,
@@ -38,22 +38,24 @@ int cuda_unary_grad(void *dx, const void *dy, const void *x, int64_t n, int kind
                     int dtype, pg_stream s);
 int cuda_binary(void *y, const void *a, const void *b, int64_t n, int64_t nb, int kind, int add,
                 int dtype, pg_stream s);
-int cuda_axpby(void *y, const void *x, double alpha, double beta, int64_t n, int dtype,
+int cuda_axpby(void *y, const void *x, double alpha, double beta, int64_t n, int dtype_y, int dtype,
                pg_stream s);
-int cuda_rmsnorm(void *y, void *rstd, const void *x, const void *w, double eps, int64_t n,
-                 int64_t d, int dtype, pg_stream s);
+int cuda_rmsnorm(void *y, void *sum, void *rstd, const void *x, const void *r, const void *w,
+                 double eps, int64_t n, int64_t d, int dtype, pg_stream s);
 int64_t cuda_rmsnorm_grad_scratch(int64_t n, int64_t d);
 int cuda_rmsnorm_grad(void *dx, void *dw, const void *dy, const void *x, const void *w,
-                      const void *rstd, int64_t n, int64_t d, int add_x, int add_w, void *scratch,
-                      int dtype, pg_stream s);
-int cuda_layernorm(void *y, void *mean, void *rstd, const void *x, const void *w, const void *b,
-                   double eps, int64_t n, int64_t d, int dtype, pg_stream s);
+                      const void *rstd, const void *base, int64_t n, int64_t d, int add_x,
+                      int add_w, void *scratch, int dtype, int dtype_w, pg_stream s);
+int cuda_layernorm(void *y, void *sum, void *mean, void *rstd, const void *x, const void *r,
+                   const void *w, const void *b, double eps, int64_t n, int64_t d, int dtype,
+                   pg_stream s);
 int64_t cuda_layernorm_grad_scratch(int64_t n, int64_t d);
 int cuda_layernorm_grad(void *dx, void *dw, void *db, const void *dy, const void *x, const void *w,
-                        const void *mean, const void *rstd, int64_t n, int64_t d, int add_x,
-                        int add_w, int add_b, void *scratch, int dtype, pg_stream s);
+                        const void *mean, const void *rstd, const void *base, int64_t n, int64_t d,
+                        int add_x, int add_w, int add_b, void *scratch, int dtype, int dtype_w,
+                        pg_stream s);
 int cuda_reduce(void *y, const void *x, int kind, int64_t outer, int64_t n, int64_t inner, int add,
-                int dtype, pg_stream s);
+                int dtype_y, int dtype, pg_stream s);
 int cuda_expand(void *y, const void *x, double scale, int64_t outer, int64_t n, int64_t inner,
                 int add, int dtype, pg_stream s);
 int cuda_reduce_grad(void *dx, const void *dy, const void *x, const void *y, int kind,
@@ -62,15 +64,22 @@ int cuda_move(void *y, const void *x, int64_t outer, int64_t ny, int64_t y0, int
               int64_t n, int64_t inner, int add, int dtype, pg_stream s);
 int cuda_permute(void *y, const void *x, int ndim, const int64_t *dims_x, const int32_t *order,
                  int add, int dtype, pg_stream s);
-int cuda_sumsq(double *step, const void *x, int64_t n, int dtype, pg_stream s);
+int cuda_sumsq(double *step, const void *x, int64_t n, const int64_t *ends, const float *weights,
+               int64_t runs, int dtype, pg_stream s);
 int cuda_clip(double *step, double max_norm, pg_stream s);
 int64_t cuda_count_nonfinite(const void *x, int64_t n, int dtype, pg_stream s);
-int cuda_adamw(void *value, const void *grad, void *m, void *v, int64_t n, const int64_t *ends,
-               const float *factors, int64_t runs, const double *step, double beta1, double beta2,
-               double eps, int dtype, pg_stream s);
-int cuda_sgd(void *value, const void *grad, void *m, int64_t n, const int64_t *ends,
+int cuda_adamw(void *value, void *master, const void *grad, void *m, void *v, int64_t n,
+               const int64_t *ends, const float *factors, int64_t runs, const double *step,
+               double beta1, double beta2, double eps, int dtype, int dtype_master, int dtype_grad,
+               int dtype_m, pg_stream s);
+int cuda_sgd(void *value, void *master, const void *grad, void *m, int64_t n, const int64_t *ends,
              const float *factors, int64_t runs, const double *step, double momentum,
-             double dampening, int nesterov, int first, int dtype, pg_stream s);
+             double dampening, int nesterov, int first, int dtype, int dtype_master, int dtype_grad,
+             int dtype_m, pg_stream s);
+int cuda_master_join(float *out, const void *value, const void *master, int64_t n, int dtype,
+                     int dtype_master, pg_stream s);
+int cuda_master_split(void *value, void *master, const float *in, int64_t n, int dtype,
+                      int dtype_master, pg_stream s);
 
 /* ---- matmul, attention, rope, swiglu, embed, loss, sample ---- */
 int cuda_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s);
@@ -89,6 +98,7 @@ int cuda_attention_grad(void *dq, void *dk, void *dv, const void *dout, const vo
                         pg_stream s);
 /* 1 if cuDNN serves this call, 0 if our own attention does (tests ask). */
 int cuda_attention_by_cudnn(const pg_attn_args *a, int backward);
+int64_t cuda_attention_cudnn_version(void); /* as cuDNN counts, 91900; 0: there is none */
 /* Our own attention, for every dtype and shape that the core lets through (attention.cu,
  * attention_grad.cu); lse is the natural logarithm, [B,H,T]. */
 int64_t cuda_attention_plain_scratch(const pg_attn_args *a);
@@ -116,7 +126,8 @@ int cuda_embedding(void *y, const void *table, const void *ids, int64_t n, int64
                    int dtype, int dtype_ids, pg_stream s);
 int64_t cuda_embedding_grad_scratch(int64_t n, int64_t v);
 int cuda_embedding_grad(void *dtable, const void *dy, const void *ids, int64_t n, int64_t d,
-                        int64_t v, int add, void *scratch, int dtype, int dtype_ids, pg_stream s);
+                        int64_t v, int add, void *scratch, int dtype, int dtype_w, int dtype_ids,
+                        pg_stream s);
 int64_t cuda_cross_entropy_scratch(int64_t n);
 int cuda_cross_entropy(void *out, void *rows, void *lse, const void *logits, const void *targets,
                        int64_t n, int64_t v, int64_t ignore, const double *step, void *scratch,

@@ -157,28 +157,29 @@ int cuda_binary(void *y, const void *a, const void *b, int64_t n, int64_t nb, in
     return cuda_launched("binary");
 }
 
-/* beta 0 writes: what y held, a NaN too, is gone. */
-template <typename T, int W>
+/* beta 0 writes: what y held, a NaN too, is gone.  Moves x once, y once, twice where it is read: 10
+ * bytes a number for a bf16 gradient added into f32. */
+template <typename T, typename Y, int W>
 __global__ void __launch_bounds__(THREADS)
-    axpby_kernel(T *y, const T *x, real<T> alpha, real<T> beta, int64_t n) {
+    axpby_kernel(Y *y, const T *x, real<T> alpha, real<T> beta, int64_t n) {
     for (int64_t i = W * grid_thread(); i < n; i += W * grid_threads()) {
         real<T> v[W], old[W];
         load<T, W>(v, x + i, n - i);
-        if (beta != 0) load<T, W>(old, y + i, n - i);
+        if (beta != 0) load<Y, W>(old, y + i, n - i);
 #pragma unroll
         for (int k = 0; k < W; k++) v[k] = alpha * v[k] + (beta != 0 ? beta * old[k] : 0);
-        store<T, W>(y + i, v, n - i);
+        store<Y, W>(y + i, v, n - i);
     }
 }
 
-int cuda_axpby(void *y, const void *x, double alpha, double beta, int64_t n, int dtype,
+int cuda_axpby(void *y, const void *x, double alpha, double beta, int64_t n, int dtype_y, int dtype,
                pg_stream stream) {
     cudaStream_t s = (cudaStream_t)stream;
     if (n <= 0) return PG_OK;
-    CUDA_FLOATING("axpby", dtype,
-                  CUDA_WIDE(cuda_aligned(y, x), T,
-                            axpby_kernel<T, W>
-                            <<<cuda_grid((n + W - 1) / W, THREADS), THREADS, 0, s>>>(
-                                (T *)y, (const T *)x, (real<T>)alpha, (real<T>)beta, n)))
+    CUDA_MIXED("axpby", dtype, dtype_y,
+               CUDA_WIDE(cuda_aligned(y, x), Y,
+                         axpby_kernel<T, Y, W>
+                         <<<cuda_grid((n + W - 1) / W, THREADS), THREADS, 0, s>>>(
+                             (Y *)y, (const T *)x, (real<T>)alpha, (real<T>)beta, n)))
     return cuda_launched("axpby");
 }

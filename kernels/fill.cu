@@ -11,6 +11,7 @@ template <typename T> struct integer { static constexpr bool is = false; };
 template <> struct integer<int32_t> { static constexpr bool is = true; };
 template <> struct integer<int64_t> { static constexpr bool is = true; };
 template <> struct integer<uint8_t> { static constexpr bool is = true; };
+template <> struct integer<int16_t> { static constexpr bool is = true; };
 template <typename T> struct within_float { static constexpr bool is = false; };
 template <> struct within_float<float> { static constexpr bool is = true; };
 template <> struct within_float<bf16> { static constexpr bool is = true; };
@@ -52,6 +53,10 @@ template <> __device__ __forceinline__ int64_t from_double<int64_t>(double x) {
 }
 template <> __device__ __forceinline__ uint8_t from_double<uint8_t>(double x) {
     return (uint8_t)truncate(x, -1, 256, 0, 255);
+}
+
+template <> __device__ __forceinline__ int16_t from_double<int16_t>(double x) {
+    return (int16_t)truncate(x, -0x1p15 - 1, 0x1p15, INT16_MIN, INT16_MAX);
 }
 
 template <typename To, typename From> __device__ __forceinline__ To convert(From x) {
@@ -96,6 +101,7 @@ static void cast_to(void *y, const void *x, int64_t n, int dtype_x, cudaStream_t
     case PG_F16: return cast_pair<To, f16>(y, x, n, s);
     case PG_I32: return cast_pair<To, int32_t>(y, x, n, s);
     case PG_I64: return cast_pair<To, int64_t>(y, x, n, s);
+    case PG_I16: return cast_pair<To, int16_t>(y, x, n, s);
     default: return cast_pair<To, uint8_t>(y, x, n, s);
     }
 }
@@ -115,6 +121,7 @@ int cuda_cast(void *y, const void *x, int64_t n, int dtype_y, int dtype_x, pg_st
     case PG_F16: cast_to<f16>(y, x, n, dtype_x, s); break;
     case PG_I32: cast_to<int32_t>(y, x, n, dtype_x, s); break;
     case PG_I64: cast_to<int64_t>(y, x, n, dtype_x, s); break;
+    case PG_I16: cast_to<int16_t>(y, x, n, dtype_x, s); break;
     default: cast_to<uint8_t>(y, x, n, dtype_x, s);
     }
     return cuda_launched("copy");
@@ -149,6 +156,7 @@ int cuda_fill(void *y, double value, int64_t n, int dtype, pg_stream stream) {
     case PG_F16: fill<f16>(y, value, n, s); break;
     case PG_I32: fill<int32_t>(y, value, n, s); break;
     case PG_I64: fill<int64_t>(y, value, n, s); break;
+    case PG_I16: fill<int16_t>(y, value, n, s); break;
     default: fill<uint8_t>(y, value, n, s);
     }
     return cuda_launched("fill");

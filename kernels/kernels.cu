@@ -52,6 +52,8 @@ static const pg_kernels table = {
     .count_nonfinite = cuda_count_nonfinite,
     .adamw = cuda_adamw,
     .sgd = cuda_sgd,
+    .master_join = cuda_master_join,
+    .master_split = cuda_master_split,
 };
 
 const pg_kernels *pg_kernels_cuda(void) { return &table; }

@@ -138,31 +138,32 @@ static cut cut_of(int64_t outer, int64_t n, int64_t inner, int64_t size) {
     return cut{n, (n + rows - 1) / rows, rows};
 }
 
-template <typename T, int kind>
-static int reduce(T *y, const T *x, int64_t outer, int64_t n, int64_t inner, int add,
+template <typename T, typename Y, int kind>
+static int reduce(Y *y, const T *x, int64_t outer, int64_t n, int64_t inner, int add,
                   cudaStream_t s) {
     int extreme = kind == PG_RMAX || kind == PG_RMIN;
     finish last = {kind == PG_MEAN ? 1 / (double)n : 1, add, extreme && n == 0};
     cut c = cut_of(outer, n, inner, sizeof(T));
     if (c.parts == 1) {
-        launch<T, T, kind>(y, x, outer, inner, c, last, s);
+        launch<T, Y, kind>(y, x, outer, inner, c, last, s);
         return PG_OK;
     }
     double *partial = (double *)cuda_kept("reduce", CUDA_KEPT);
     if (!partial) return PG_EDEVICE;
     launch<T, double, kind>(partial, x, outer, inner, c, finish{1, 0, 0}, s);
-    launch<double, T, kind>(y, partial, outer, inner, cut{c.parts, 1, c.parts}, last, s);
+    launch<double, Y, kind>(y, partial, outer, inner, cut{c.parts, 1, c.parts}, last, s);
     return PG_OK;
 }
 
+/* Sums and means may go to f32 beside bf16 and f16; a maximum is a number of x. */
 int cuda_reduce(void *y, const void *x, int kind, int64_t outer, int64_t n, int64_t inner, int add,
-                int dtype, pg_stream stream) {
+                int dtype_y, int dtype, pg_stream stream) {
     cudaStream_t s = (cudaStream_t)stream;
     if (outer * inner <= 0) return PG_OK;
 #define ONE(K)                                                                                     \
     case K:                                                                                        \
-        CUDA_FLOATING("reduce", dtype,                                                             \
-                      PG_TRY((reduce<T, K>((T *)y, (const T *)x, outer, n, inner, add, s))))       \
+        CUDA_MIXED("reduce", dtype, dtype_y,                                                       \
+                   PG_TRY((reduce<T, Y, K>((Y *)y, (const T *)x, outer, n, inner, add, s))))       \
         break;
     switch (kind) { ONE(PG_SUM) ONE(PG_MEAN) ONE(PG_RMAX) ONE(PG_RMIN) }
 #undef ONE

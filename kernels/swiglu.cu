@@ -1,7 +1,8 @@
 /* swiglu.cu: y = silu(gate) * up and its gradient; gate and up lie side by side in each row of x.
  *
  * A thread takes 16 bytes of both.  Grid: columns x rows, 256 threads a block.  Bytes moved: x once,
- * y once; backward x, dy and dx once, dx twice where it is added to.  Formulas: swiglu_typed.h. */
+ * y once, 6 n f in bf16 (541 MB at 8192 x 11008); backward x, dy and dx once, 10 n f (902 MB), and dx
+ * once more where it is added to.  Formulas: swiglu_typed.h. */
 #include "rows.cuh"
 
 template <typename T, int W>
@@ -14,7 +15,7 @@ __global__ void __launch_bounds__(ROWS_THREADS)
         load<T, W>(gate, x + 2 * row * f + i);
         load<T, W>(up, x + (2 * row + 1) * f + i);
 #pragma unroll
-        for (int k = 0; k < W; k++) up[k] *= gate[k] / (1 + exp_for<T>(-gate[k]));
+        for (int k = 0; k < W; k++) up[k] *= divide_for<T>(gate[k], 1 + exp_for<T>(-gate[k]));
         store<T, W>(y + row * f + i, up);
     }
 }
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(ROWS_THREADS)
         load<T, W>(slope, dy + row * f + i);
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            real<T> g = gate[k], s = 1 / (1 + exp_for<T>(-g)), u = up[k];
+            real<T> g = gate[k], s = divide_for<T>(1, 1 + exp_for<T>(-g)), u = up[k];
             gate[k] = slope[k] * u * s * (1 + g * (1 - s));
             up[k] = slope[k] * g * s;
         }

@@ -46,7 +46,10 @@ typedef struct {
     int (*barrier)(void *impl, void **ticket);
     void (*detach)(void *ticket); /* the caller does not wait now: move it in the background;
                                         NULL where it moves anyway */
-    int (*done)(void *ticket);    /* 1 done, 0 not yet, negative failed */
+    /* Nobody will wait, but what the device does later comes after it, where it writes: who kept the
+     * tensor finds the result.  Gives no message, frees nothing; NULL where only a wait ends it. */
+    void (*drop)(void *ticket);
+    int (*done)(void *ticket); /* 1 done, 0 not yet, negative failed */
     int (*wait)(void *ticket);
     void (*timeout)(double seconds);
     int (*cancel)(void *impl, const char *reason);

@@ -13,6 +13,8 @@
 
 #define LINGER 3.0 /* seconds that rank 0 stays for the others to hear how it ended */
 
+static void end_process(int status, void *unused);
+
 nccl_world nccl = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 600};
 
 static void timeout(double seconds) {
@@ -71,6 +73,7 @@ static int join_world(const pg_ranks *r) {
     char id[64];
     PG_TRY(read_settings());
     PG_TRY(nccl_load());
+    on_exit(end_process, NULL);
     PG_TRY(meet(r, &control));
     int *members = calloc((size_t)r->size, sizeof *members);
     if (!members) return pg_fail(PG_ENOMEM, "ranks: out of memory");
@@ -86,8 +89,9 @@ static int join_world(const pg_ranks *r) {
     if (cuda.shared) setenv("NCCL_HOSTID", id, 0); /* else NCCL refuses; so it goes by sockets */
     PG_TRY(nccl_watch_start());
     PG_TRY(nccl_connect(g));
-    /* exit handlers run backwards: leave before those of CUDA and NCCL take their state away */
-    atexit(pg_shutdown);
+    /* once more: exit handlers run backwards, and those of CUDA and NCCL that came since would take
+     * their state away before we have left */
+    on_exit(end_process, NULL);
     nccl.joined = 1;
     return PG_OK;
 }
@@ -115,10 +119,20 @@ static void leave_world(void) {
         snprintf(text, sizeof text, "rank %d failed: %.900s", nccl.rank, failure);
         pg_store_set(nccl.store, "failed", text, sizeof text); /* others may be gone; no matter */
     }
-    nccl_close();
+    nccl_close(); /* where it takes too long its thread goes on, see end_process */
     if (nccl.store) pg_store_close(nccl.store, LINGER);
     else pg_collectives_shm.shutdown();
     nccl.store = NULL;
+}
+
+/* The last thing that runs here: nothing of CUDA's and NCCL's own end.  A communicator that a peer
+ * holds up, or one that is being aborted, has threads inside them still, and the two would meet in
+ * memory that one has freed.  The kernel takes back what they would. */
+static void end_process(int status, void *unused) {
+    (void)unused;
+    pg_shutdown();
+    fflush(NULL);
+    _exit(status);
 }
 
 /* ---- operations ---- */
@@ -336,6 +350,16 @@ static int wait(void *ticket) {
     return code;
 }
 
+/* As a wait, but it stays its caller's.  What is only read is left alone: a message may go on its way
+ * while its sender computes, and whether the peer comes for it is not ours to wait for. */
+static void drop(void *ticket) {
+    nccl_op *op = ticket;
+    pthread_mutex_lock(&nccl.lock);
+    if (op->code == PG_OK && op->call.kind != SHM_SEND)
+        (void)cudaStreamWaitEvent(cuda.stream, op->done, 0);
+    pthread_mutex_unlock(&nccl.lock);
+}
+
 const pg_collective_ops pg_collectives_nccl = {
     .world = world,
     .split = nccl_split,
@@ -347,6 +371,7 @@ const pg_collective_ops pg_collectives_nccl = {
     .send = send_to,
     .recv = recv_from,
     .barrier = barrier,
+    .drop = drop,
     .done = done,
     .wait = wait,
     .timeout = timeout,

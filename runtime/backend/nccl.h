@@ -53,7 +53,8 @@ typedef struct nccl_op nccl_op;
 typedef struct nccl_group nccl_group;
 
 typedef struct {
-    ncclComm_t comm; /* NULL: broken, or never made */
+    ncclComm_t comm;    /* NULL: broken, or never made */
+    ncclComm_t closing; /* at the end: taken from comm, being finished */
     cudaStream_t stream;
     nccl_op *first, *last; /* under way, in order */
 } nccl_lane;
@@ -133,7 +134,8 @@ void nccl_sweep(nccl_lane *lane);
 void nccl_break(nccl_group *g, int code, const char *text);
 /* Locked: PG_OK, or why the group cannot be used. */
 int nccl_usable(nccl_group *g, const char *op);
-void nccl_recycle(nccl_op *op); /* locked */
+void nccl_recycle(nccl_op *op);   /* locked */
+void nccl_abort(ncclComm_t comm); /* locked: in a thread of its own, counted in `aborting` */
 /* For the waits of cuda_wait.c and cuda.c. */
 int nccl_tell_waiting(void); /* 1: the status page says what we wait in, where it is a collective */
 void nccl_tell_running(void);

@@ -16,8 +16,8 @@
  * and leave multiprocessors to compute with.  NCCL_MAX_CTAS says otherwise. */
 static const int most_blocks[LANES] = {16, 8, 8};
 
-#define CLOSE_SECONDS 5 /* at most, for the end of all communicators */
-#define FINISH_NS     3000000000ll
+#define CLOSE_SECONDS 5            /* at most, for the end of all communicators */
+#define FINISH_NS     3000000000ll /* of it, for those that end well */
 
 static uint64_t hash_of(const int *members, int size, const char *name) {
     return pg_hash(members, (int64_t)size * (int64_t)sizeof *members,
@@ -206,31 +206,63 @@ int nccl_reform(void *impl) {
 
 /* ---- the end ---- */
 
+#define EACH_LANE(g, lane)                                                                         \
+    for (nccl_group *g = nccl.groups; g; g = g->next)                                              \
+        for (nccl_lane *lane = g->lanes; lane < g->lanes + LANES; lane++)
+
 /* Peers may still read what this rank has sent, so a communicator with nothing under way is finished
- * before it goes; one that is broken or busy could only wait in vain. */
-static void close_lane(const nccl_group *g, nccl_lane *lane) {
-    ncclResult_t r = ncclInProgress;
-    ncclComm_t comm = lane->comm;
-    lane->comm = NULL;
-    if (!comm) return;
-    int clean = !lane->first && (!g->code || g->freed) && !pg_page_mine()->failure[0];
-    if (clean && nccl.call.CommFinalize(comm) <= ncclInProgress) {
-        for (int64_t start = pg_page_clock(); pg_page_clock() - start < FINISH_NS;) {
-            if (nccl.call.CommGetAsyncError(comm, &r) != ncclSuccess || r != ncclInProgress) break;
-            nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
-        }
+ * before it goes; one that is broken or busy could only wait in vain.  Locked. */
+static int is_clean(const nccl_group *g, nccl_lane *lane) {
+    nccl_sweep(lane);
+    return !lane->first && (!g->code || g->freed) && !pg_page_mine()->failure[0];
+}
+
+static int is_finishing(const nccl_lane *lane) {
+    ncclResult_t r = ncclSuccess;
+    return lane->closing && nccl.call.CommGetAsyncError(lane->closing, &r) == ncclSuccess &&
+           r == ncclInProgress;
+}
+
+static void nap(int64_t ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
+
+/* Takes the communicators from their lanes, so that whoever comes later finds none.  Those that can
+ * end well all begin to, so that one which a peer holds up does not keep the others waiting; the rest
+ * are aborted. */
+static void begin_closing(void) {
+    pthread_mutex_lock(&nccl.lock);
+    EACH_LANE(g, lane) {
+        ncclComm_t comm = lane->comm;
+        int clean = comm && is_clean(g, lane);
+        if (!lane->comm) continue; /* never made, or the sweep broke the group */
+        lane->comm = NULL;
+        if (clean && nccl.call.CommFinalize(comm) <= ncclInProgress) lane->closing = comm;
+        else nccl_abort(comm);
     }
-    if (clean && r == ncclSuccess) nccl.call.CommDestroy(comm);
-    else nccl.call.CommAbort(comm);
+    pthread_mutex_unlock(&nccl.lock);
 }
 
 static void *close_all(void *unused) {
     (void)cudaSetDevice(cuda.number);
-    for (nccl_group *g = nccl.groups; g; g = g->next)
-        for (int i = 0; i < LANES; i++) {
-            nccl_sweep(&g->lanes[i]);
-            close_lane(g, &g->lanes[i]);
-        }
+    begin_closing();
+    int64_t start = pg_page_clock();
+    for (int busy = 1; busy && pg_page_clock() - start < FINISH_NS; busy ? nap(200000) : (void)0) {
+        busy = 0;
+        EACH_LANE(g, lane) busy |= is_finishing(lane);
+    }
+    EACH_LANE(g, lane) {
+        ncclComm_t comm = lane->closing;
+        ncclResult_t r;
+        if (!comm) continue;
+        int ended = nccl.call.CommGetAsyncError(comm, &r) == ncclSuccess && r == ncclSuccess;
+        lane->closing = NULL;
+        if (ended) nccl.call.CommDestroy(comm);
+        else nccl.call.CommAbort(comm);
+    }
+    for (int busy = 1; busy; busy ? nap(200000) : (void)0) { /* threads that abort */
+        pthread_mutex_lock(&nccl.lock);
+        busy = nccl.aborting;
+        pthread_mutex_unlock(&nccl.lock);
+    }
     return unused;
 }
 
@@ -238,8 +270,10 @@ static void *close_all(void *unused) {
 void nccl_close(void) {
     pthread_t thread;
     struct timespec until;
+    pthread_mutex_lock(&nccl.lock);
     for (nccl_group *g = nccl.groups; g; g = g->next)
         g->control = NULL; /* leaves in one with shm */
+    pthread_mutex_unlock(&nccl.lock);
     if (pthread_create(&thread, NULL, close_all, NULL)) return;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += CLOSE_SECONDS;

@@ -70,15 +70,18 @@ static void give_up(nccl_op *op, const nccl_group *g) {
     nccl_recycle(op);
 }
 
+void nccl_abort(ncclComm_t comm) {
+    pthread_t thread;
+    nccl.aborting++;
+    if (start_thread(&thread, abort_one, comm)) nccl.aborting--; /* it stays stuck */
+    else pthread_detach(thread);
+}
+
 static void abort_lanes(nccl_group *g) {
     for (int i = 0; i < LANES; i++) {
-        pthread_t thread;
         ncclComm_t comm = g->lanes[i].comm;
         g->lanes[i].comm = NULL;
-        if (!comm) continue;
-        nccl.aborting++;
-        if (start_thread(&thread, abort_one, comm)) nccl.aborting--; /* it stays stuck */
-        else pthread_detach(thread);
+        if (comm) nccl_abort(comm);
     }
 }
 

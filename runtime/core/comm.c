@@ -113,10 +113,12 @@ static void drop_work(pg_work *w) {
 }
 
 /* Finalizers run at any time, also between an error and the reading of its text; so the dropped are
- * only listed there, and freed when the next asynchronous call begins.  An error of theirs is told by
- * the next call of the broken group. */
+ * only listed there, and freed when the next asynchronous call begins and finds them done: until then
+ * their tensors' blocks are no one else's.  An error of theirs is told by the next call of the broken
+ * group. */
 void pg_work_drop(pg_work *w) {
     if (!w) return;
+    if (w->ticket && w->ops->drop) w->ops->drop(w->ticket);
     w->next = world.dropped;
     world.dropped = w;
 }

@@ -24,7 +24,7 @@ static int start_rank(const host_options *o) {
     if (!L) return HOST_FAILED;
     host_signals_install(L);
     pg_page_mine();      /* from here on the launcher and the other ranks can tell how far we are */
-    atexit(pg_shutdown); /* also after os.exit */
+    atexit(pg_shutdown); /* after os.exit; else below, before any library's own end */
     int64_t share = o->memory / host_ranks().local_size;
     if ((o->device || o->memory) && pg_init(o->device ? o->device : "auto", share) < 0) {
         fprintf(stderr, "pgrun: %s\n", pg_errmsg());
@@ -33,6 +33,7 @@ static int start_rank(const host_options *o) {
     }
     int code = host_run(L, o);
     lua_close(L);
+    pg_shutdown();
     return code;
 }
 

@@ -19,6 +19,7 @@
 typedef struct {
     _Atomic int64_t came[FAKE_RANKS], left[FAKE_RANKS]; /* operations begun and ended, by rank */
     _Atomic int64_t sent[FAKE_RANKS][FAKE_RANKS], taken[FAKE_RANKS][FAKE_RANKS];
+    _Atomic int gone; /* ranks that have begun to finalize it, or aborted it */
     char data[FAKE_RANKS][FAKE_BYTES];
 } fake_room;
 
@@ -27,6 +28,7 @@ typedef struct {
     fake_room room[FAKE_ROOMS];
 } fake_world;
 static fake_world *fake;
+static _Atomic int fake_stuck; /* of this process: no communicator comes to its end */
 
 typedef struct {
     _Atomic int done;
@@ -34,7 +36,7 @@ typedef struct {
 
 struct ncclComm {
     int room, rank, size;
-    _Atomic int aborted, error;
+    _Atomic int aborted, finalized;
     int64_t calls, sends[FAKE_RANKS], recvs[FAKE_RANKS];
     fake_end *last;
 };
@@ -218,15 +220,20 @@ static ncclResult_t fake_init(ncclComm_t *out, int size, ncclUniqueId id, int ra
     return ncclInProgress;
 }
 static ncclResult_t fake_abort(ncclComm_t c) {
-    atomic_store(&c->aborted, 1);
-    while (!fake_ended(c->last)) fake_nap();
+    if (!atomic_exchange(&c->aborted, 1) && !c->finalized)
+        atomic_fetch_add(&fake->room[c->room].gone, 1);
+    while (!fake_ended(c->last) || atomic_load(&fake_stuck)) fake_nap();
     return ncclSuccess;
 }
+/* Ends when all ranks have begun it. */
 static ncclResult_t fake_finalize(ncclComm_t c) {
-    return c->aborted ? ncclInvalidUsage : ncclSuccess;
+    if (c->aborted || atomic_exchange(&c->finalized, 1)) return ncclInvalidUsage;
+    atomic_fetch_add(&fake->room[c->room].gone, 1);
+    return ncclInProgress;
 }
 static ncclResult_t fake_state(ncclComm_t c, ncclResult_t *r) {
     *r = atomic_load(&fake->failures) == c->room + 1 ? ncclRemoteError : ncclSuccess;
+    if (c->finalized && atomic_load(&fake->room[c->room].gone) < c->size) *r = ncclInProgress;
     return ncclSuccess;
 }
 static const char *fake_text(ncclResult_t r) {

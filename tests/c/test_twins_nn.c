@@ -56,8 +56,7 @@ static void swiglu(void **state) {
     for_shapes(check_swiglu);
 }
 
-static void check_rope(int dtype) {
-    int64_t b = draw_int(1, 3), t = draw_size(40), half = draw_size(64), heads = draw_int(0, 4);
+static void check_rope_of(int dtype, int64_t b, int64_t t, int64_t half, int64_t heads) {
     int64_t c = 2 * half * heads + (draw_int(0, 1) ? 16 : draw_int(0, 30)), start = draw_int(0, 5);
     int64_t n = b * t * c, lines = (start + t) * half;
     int add = (int)draw_int(0, 1), sign = draw_int(0, 1) ? 1 : -1;
@@ -81,10 +80,18 @@ static void check_rope(int dtype) {
     near(cos2, bound(dtype));
     near(sin2, bound(dtype));
 }
+static void check_rope(int dtype) {
+    check_rope_of(dtype, draw_int(1, 3), draw_size(40), draw_size(64), draw_int(0, 4));
+}
 static void rope(void **state) {
     (void)state;
     need_gpu();
     for_shapes(check_rope);
+    for (int i = 0; i < 4; i++) {
+        check_rope_of(floating[i], 2500, 2, 8, 2); /* more samples than are taken side by side */
+        check_rope_of(floating[i], 1, 3, 600, 1);  /* more pairs than a launch has turns for */
+        twins_free();
+    }
 }
 
 /* ---- embedding ---- */

@@ -100,7 +100,7 @@ cases.dropout_micro = { 12, function(o)
   return { data = text(o), model = gpt2(o), micro = 1, recompute = "block" }
 end }
 cases.own_loss = { 12, function(o)
-  return { data = text(o), model = gpt2(o), micro = 2, loss = function(model, batch)
+  return { data = text(o), model = gpt2(o), micro = 1, loss = function(model, batch)
     return pg.cross_entropy(model(batch.tokens), batch.targets, { step = batch.step })
   end }
 end }

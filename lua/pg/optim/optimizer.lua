@@ -124,7 +124,7 @@ function Optimizer:refuse(number, norm)
   local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad()
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
-  c.fail("%s", agree.first(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
+  c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
 end
 
 -- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all

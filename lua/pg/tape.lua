@@ -62,6 +62,18 @@ function Remade:release()
   for i = 1, self.count do if self.saved[i] then self.saved[i]:release() end end
 end
 
+-- What has been put off may run when ZeRO-3 has dropped the parameters: it takes copies of those it needs, which are
+-- a norm's own, a row each.
+function Remade:keep_parameters()
+  for i = 1, self.count do
+    local t = self.saved[i]
+    if t and t.segment and t.segment.level == 3 then
+      self.saved[i] = t:clone():keep()
+      t:release()
+    end
+  end
+end
+
 local function remade(t)
   local r = t.record
   if not (r and r.op.again and r.saved and (not r.op.again_if or r.op.again_if(r))) then return t end
@@ -260,6 +272,13 @@ local function leaves_done(r, uses, done)
   end
 end
 
+local function put_off(later, r, dy)
+  for i = 1, r.saved_count do
+    if getmetatable(r.saved[i]) == Remade then r.saved[i]:keep_parameters() end
+  end
+  later[#later + 1] = { record = r, dy = dy }
+end
+
 -- One record: its input gradients now, its weight gradients now or (later given) put off: r.put_off.
 local function walk(r, uses, done, later)
   local dy = r.grad
@@ -269,7 +288,7 @@ local function walk(r, uses, done, later)
     apply(r, dy, false)
     if r.op.weights then
       if later then
-        later[#later + 1] = { record = r, dy = dy }
+        put_off(later, r, dy)
         settle(r)
         return
       end

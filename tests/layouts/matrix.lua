@@ -14,12 +14,12 @@ local SEED = 1
 
 -- Each 100 steps.
 local long = {
-  "kind=grouped dp=2 tp=2 zero=3 micro=2 recompute=block",
-  "kind=six pp=3 schedule=interleaved/2 micro=3",
-  "kind=five pp=2 tp=3 schedule=zb-h1 micro=6 cut=odd",
-  "kind=gpt2 dp=2 pp=2 tp=2 zero=1 micro=3 recompute=norms",
-  "kind=gpt2_own dp=3 zero=2 micro=2 head_chunk=7",
-  "kind=gpt2_sgd pp=3 schedule=own micro=4 loss=own",
+  "kind=grouped dp=2 tp=2 zero=3 micro=6 recompute=block",
+  "kind=six pp=3 schedule=interleaved/2 micro=8",
+  "kind=five pp=2 tp=3 schedule=zb-h1 micro=12 cut=odd",
+  "kind=gpt2 dp=2 pp=2 tp=2 zero=1 micro=6 recompute=norms",
+  "kind=gpt2_own dp=3 zero=2 micro=4 head_chunk=7",
+  "kind=gpt2_sgd pp=3 schedule=own micro=8 loss=own",
 }
 
 local others = {
@@ -28,11 +28,18 @@ local others = {
   "kind=six precision=bf16 dp=2 pp=2 zero=2 schedule=interleaved/2 micro=2 recompute=block",
   "kind=five precision=bf16 tp=3 micro=3 tp_chunks=3 recompute=norms",
   "kind=plain dp=4 pp=4 tp=2 zero=3 micro=1 steps=3", -- the shape of the 32-GPU recipe
+  "kind=six dp=2 pp=2 zero=3 schedule=zb-h1 micro=6 recompute=norms", -- norms whose weights are gone when they are wanted
+  "kind=thirty pp=4", -- C18: 30 blocks on 4 stages
+  -- C19: 8 micro-batches on 3 stages
+  "kind=six pp=3 micro=3 schedule=gpipe", "kind=six pp=3 micro=3", "kind=six pp=3 micro=3 schedule=interleaved/2",
+  "kind=six pp=3 micro=3 schedule=zb-h1", "kind=six pp=3 micro=3 schedule=gpipe/2",
+  -- C20: 8 heads and 2 key and value heads on 4 ranks
+  "kind=grouped tp=4", "kind=grouped tp=4 sequence=false",
 }
 
--- One for each rule.
+-- At least one for each rule: C18 (2 blocks on 4 stages) and C20 (6 heads on 4 ranks) among them.
 local refused = {
-  "kind=grouped tp=3", "kind=six tp=4", "kind=five tp=2 pp=3 schedule=interleaved/2", "kind=one_key pp=3",
+  "kind=grouped tp=3", "kind=six tp=4", "kind=five tp=2 pp=3 schedule=interleaved/2", "kind=one_key pp=4",
   "kind=plain dp=5", "kind=plain dp=2 micro=5", "kind=five tp=3 micro=1", "kind=plain pp=2 schedule=zb-h1/2",
   "kind=plain pp=2 schedule=1f1b/2", "kind=plain dp=2 schedule=gpipe/2",
 }

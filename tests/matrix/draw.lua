@@ -8,7 +8,7 @@ local draw = { BATCH = 24, CONTEXT = 16 } -- sequences of a step, tokens of each
 -- ---- models ----
 
 -- What each kind of model is made of: names of a description's fields, and beside them
--- gpt2: which of the two it is; optim: another optimiser than AdamW.
+-- gpt2: it is one; sgd: trained by SGD; aside: not drawn.
 draw.kinds = {
   plain    = { blocks = 4, width = 32, heads = 4, vocab = 259, ffn = 96 },
   grouped  = { blocks = 4, width = 32, heads = 8, kv_heads = 2, vocab = 257, ffn = 96, tied = true },
@@ -18,6 +18,7 @@ draw.kinds = {
   gpt2     = { gpt2 = true, blocks = 4, width = 32, heads = 4, vocab = 259, dropout = 0.1 },
   gpt2_own = { gpt2 = true, blocks = 5, width = 24, heads = 6, vocab = 257, dropout = 0.1, tied = false },
   gpt2_sgd = { gpt2 = true, blocks = 3, width = 24, heads = 3, vocab = 257, sgd = true },
+  thirty   = { blocks = 30, width = 8, heads = 2, vocab = 257, ffn = 24, aside = true },
 }
 
 -- ---- features ----
@@ -185,16 +186,23 @@ local function pairs_in(o, ids)
   return list
 end
 
-local BASE = 8 -- what a combination costs by itself, in ranks
+local BASE = 16 -- a smaller one makes longer lists of cheaper combinations; no unit
 local POOL = 6000 -- combinations to choose from; it holds every pair that fits, many times
 
--- The combination of the pool with most pairs that are not met yet, for what its ranks cost, and how many.
+--- draw.cost(combination) -> about how much work it is, in ranks: each is set up, and runs micro-batches.
+function draw.cost(o)
+  local micro = draw.of(o, "micro")
+  local turns = micro > 0 and draw.BATCH / draw.of(o, "dp") / micro or 1
+  return draw.ranks(o) * (1 + turns / 2)
+end
+
+-- The combination of the pool with most pairs that are not met yet, for what it costs, and how many.
 local function richest(pool, met)
   local best, most, new = nil, 0, 0
   for _, one in ipairs(pool) do
     local n = 0
     for _, id in ipairs(one.pairs) do if not met[id] then n = n + 1 end end
-    local worth = n / (one.ranks + BASE)
+    local worth = n / (one.cost + BASE)
     if worth > most then best, most, new = one, worth, n end
   end
   return best, new
@@ -208,7 +216,7 @@ function draw.cover(seed, count, most)
   local pool, ids, met, list = {}, { count = 0 }, {}, {}
   while #pool < math.max(POOL, count or 0) do
     local o = draw.one(most)
-    if not draw.refused(o) then pool[#pool + 1] = { o = o, pairs = pairs_in(o, ids), ranks = draw.ranks(o) } end
+    if not draw.refused(o) then pool[#pool + 1] = { o = o, pairs = pairs_in(o, ids), cost = draw.cost(o) } end
   end
   local left = ids.count
   for i = 1, count or #pool do

@@ -33,7 +33,7 @@ local function model_of(o)
   local fields = { context = draw.CONTEXT, head_chunk = o.head_chunk }
   local kind = draw.kinds[o.kind]
   for key, value in pairs(kind) do
-    if key ~= "gpt2" and key ~= "sgd" then fields[key] = value end
+    if key ~= "gpt2" and key ~= "sgd" and key ~= "aside" then fields[key] = value end
   end
   return require(kind.gpt2 and "models.gpt2" or "models.llama")(fields)
 end

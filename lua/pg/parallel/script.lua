@@ -108,7 +108,8 @@ function Run:gradients(batch)
   local share = scope.run(self.engine.gradients, self.engine, count,
                           function(i) return cut(batch, micro, i, sample0) end)
   tape.context = before
-  for _, s in ipairs(self.model.segments) do s.summed = true end -- optim:step() has nothing left to sum
+  local told = { bad = self.engine.bad }
+  for _, s in ipairs(self.model.segments) do s.summed = told end -- optim:step() has nothing left to sum
   return mesh.world:sum_numbers({ share })[1]
 end
 

@@ -100,7 +100,7 @@ function draw.blocks(o)
   local _, chunks = draw.schedule(o)
   local n, list = draw.of(o, "pp") * (chunks or 1), {}
   for i = 1, n do list[i] = 1 end
-  list[n] = draw.kinds[o.kind].blocks - n + 1
+  list[n] = math.max(1, draw.kinds[o.kind].blocks - n + 1)
   return list
 end
 

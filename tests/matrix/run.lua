@@ -1,7 +1,7 @@
--- matrix/run.lua: combinations (draw.lua) trained in their layouts, each compared with one process: the losses, the norms
--- of the gradient, the loss on held-out data, the last weights as a checkpoint has them.  Those of as many ranks share
--- a start: its processes train one after another.  A refusal ends a program, so each of these has a start of
--- its own.  What one process gives is computed once for each kind of model, precision and number of steps.
+-- matrix/run.lua: combinations (draw.lua) trained in their layouts, each compared with one process: losses, norms of
+-- the gradient, the loss on held-out data, the last weights as a checkpoint has them.  Those of as many ranks share a
+-- start: its processes train one after another.  A refusal ends a program, so each has a start of its own.
+-- What one process gives is computed once for each kind of model, precision and number of steps.
 local draw = require "tests.matrix.draw"
 local fs = require "pg.fs"
 local mesh = pg.mesh
@@ -190,7 +190,10 @@ local function weights_differ(got, want)
       end
     end
     local e = math.sqrt(difference / size)
-    if not (e <= WEIGHTS) then return ("%s: the last weights differ by %.3g of their norm"):format(name, e) end
+    local near = e <= WEIGHTS
+    if not near then -- or not a number
+      return ("%s: the last weights differ by %.3g of their norm"):format(name, e)
+    end
   end
   for name in pairs(got) do
     if not want[name] then return "the checkpoint has a " .. name .. " of its own" end

@@ -216,7 +216,8 @@ end
 
 -- Of DESIGN.md 3: relative to the single process, by step.
 local WEIGHTS = 1e-5 -- after the last step
-local function tolerance(key, step)
+--- training.bound(key, step) -> what a number of metrics.jsonl may differ by.
+function training.bound(key, step)
   if key == "grad_norm" then return step <= 10 and 1e-5 or 2e-4 end
   return step == 1 and 1e-6 or 1e-5
 end
@@ -242,7 +243,7 @@ end
 --- training.agree(name, got, want, bound): records of the same training in two layouts: raises at the first step that
 -- differs.  bound(key, step): relative; by default what DESIGN.md promises of fp32.
 function training.agree(name, got, want, bound)
-  bound = bound or tolerance
+  bound = bound or training.bound
   assert(#got == #want, ("%s: %d steps, in a single process %d"):format(name, #got, #want))
   for step = 1, #want do
     for _, key in ipairs { "loss", "grad_norm", "val_loss" } do

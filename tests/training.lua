@@ -176,6 +176,12 @@ local function literal(value)
   return "{" .. table.concat(parts, ",") .. "}"
 end
 
+--- training.start(ranks, file, log) -> whether a script ended well, run by as many processes of their own.
+function training.start(ranks, file, log)
+  local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
+  return os.execute(("%s %s -n %d %s >%s 2>&1"):format(alone, os.getenv "PGRUN" or "build/pgrun", ranks, file, log)) == 0
+end
+
 local started = 0
 
 --- training.outcome(name, ranks, o) -> records, weights, folder of a case, run by as many processes of their own.
@@ -186,9 +192,7 @@ function training.outcome(name, ranks, o)
   local folder = ("outcome-%d-%s"):format(started, name)
   local file = ("%s/%s.lua"):format(training.scratch, folder)
   fs.write(file, ([[require("tests.training").case("%s", "%s", %s)]]):format(name, folder, literal(o)))
-  local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
-  local command = ("%s %s -n %d %s >%s.log 2>&1"):format(alone, os.getenv "PGRUN", ranks, file, file)
-  if os.execute(command) ~= 0 then
+  if not training.start(ranks, file, file .. ".log") then
     error(("%s %s failed:\n%s"):format(name, literal(o), fs.read(file .. ".log")), 0)
   end
   local at = training.scratch .. "/" .. folder
@@ -212,7 +216,8 @@ end
 
 -- Of DESIGN.md 3: relative to the single process, by step.
 local WEIGHTS = 1e-5 -- after the last step
-local function tolerance(key, step)
+--- training.bound(key, step) -> what a number of metrics.jsonl may differ by.
+function training.bound(key, step)
   if key == "grad_norm" then return step <= 10 and 1e-5 or 2e-4 end
   return step == 1 and 1e-6 or 1e-5
 end
@@ -235,14 +240,16 @@ function training.same_weights(name, got, want)
   end
 end
 
---- training.agree(name, got, want): records of the same training in two layouts: raises at the first step that differs.
-function training.agree(name, got, want)
+--- training.agree(name, got, want, bound): records of the same training in two layouts: raises at the first step that
+-- differs.  bound(key, step): relative; by default what DESIGN.md promises of fp32.
+function training.agree(name, got, want, bound)
+  bound = bound or training.bound
   assert(#got == #want, ("%s: %d steps, in a single process %d"):format(name, #got, #want))
   for step = 1, #want do
     for _, key in ipairs { "loss", "grad_norm", "val_loss" } do
       local a, b = got[step][key], want[step][key]
       assert((a == nil) == (b == nil), ("%s, step %d: %s is missing"):format(name, step, key))
-      local near = not a or math.abs(a - b) <= tolerance(key, step) * math.abs(b)
+      local near = not a or math.abs(a - b) <= bound(key, step) * math.abs(b)
       if not near then -- or not a number
         error(("%s, step %d: %s is %.9g, in a single process %.9g"):format(name, step, key, a, b))
       end

@@ -101,6 +101,7 @@ local function setup(r, info)
   check_data(r, info, t.model)
   local where = r.data.text and "data.text" or r.data.random and "data.random" or "data.tokens"
   t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
+  recipe.guard(info, "layout.tp", rows.check, r.micro, t.set.train.context)
   t.held_out = recipe.guard(info, "eval.tokens", held_out, r, t.set, t.model)
   local settings = {}
   for k, v in pairs(r.optim) do if k ~= 1 then settings[k] = v end end

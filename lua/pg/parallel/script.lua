@@ -8,6 +8,7 @@
 -- All ranks run the same lines; each does its part.
 local c = require "pg.c"
 local engine = require "pg.parallel.engine"
+local own_rows = require "pg.nn.rows"
 local layout = require "pg.parallel.layout"
 local mesh = require "pg.mesh"
 local scope = require "pg.scope"
@@ -80,6 +81,7 @@ local function micro_of(run, batch)
   if rows % micro ~= 0 then
     c.fail("micro %d does not divide the %d sequences of a rank's batch; choose a divisor of %d", micro, rows, rows)
   end
+  own_rows.check(micro, batch.tokens.shape[2])
   return micro, rows / micro
 end
 
@@ -106,7 +108,8 @@ function Run:gradients(batch)
   local share = scope.run(self.engine.gradients, self.engine, count,
                           function(i) return cut(batch, micro, i, sample0) end)
   tape.context = before
-  for _, s in ipairs(self.model.segments) do s.summed = true end -- optim:step() has nothing left to sum
+  local told = { bad = self.engine.bad }
+  for _, s in ipairs(self.model.segments) do s.summed = told end -- optim:step() has nothing left to sum
   return mesh.world:sum_numbers({ share })[1]
 end
 

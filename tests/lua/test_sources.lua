@@ -17,7 +17,8 @@ local SCRIPT = [[
 #!/usr/bin/env pgrun
 local rule = require "parts.rule"
 counter = (counter or 0) + 1
-return { model = require "models.llama" { blocks = rule.blocks }, count = counter, rule = rule, json = require "pg.json" }
+return { model = require "models.llama" { blocks = rule.blocks }, count = counter, rule = rule,
+  json = require "pg.json" }
 ]]
 
 local function prepare()

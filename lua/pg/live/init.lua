@@ -3,7 +3,7 @@
 -- (runtime/host/control.c), which costs one poll() where nobody is there; a line to run calls all ranks together
 -- at the next boundary (board.c, or a collective where ranks share no page), and they run it (lines.lua).
 -- Messages, by their kind:
---   to the run:     A attach   L a line   I stop the line   Q how it stands   T stop the run
+--   to the run:     A attach   L a line   I stop the line   Q how it stands   T stop the run   W take this recipe
 --   to the client:  K yes, with a text   E no, with the reason   R what a line said, "+" or "-" first   S json
 local host = require "pg.host"
 local json = require "pg.json"
@@ -11,6 +11,7 @@ local lines = require "pg.live.lines"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local process = require "pg.live.process"
+local swap = require "pg.live.swap"
 
 local live = {}
 local Run = {}
@@ -30,7 +31,7 @@ function live.claim(folder)
 end
 
 local function open(trainer)
-  local run = setmetatable({ turn = 0, queue = {}, waiting = {} }, Run)
+  local run = setmetatable({ turn = 0, queue = {} }, Run)
   trainer.live = run
   run.shared = host.shared()
   if host.rank == 0 then
@@ -63,7 +64,13 @@ function take.A(self, id, text, trainer)
 end
 
 function take.L(self, id, text)
-  if id ~= self.client then host.control_send(id, "E", "attach first") else table.insert(self.queue, text) end
+  if id ~= self.client then return host.control_send(id, "E", "attach first") end
+  table.insert(self.queue, { id = id, text = "L" .. text })
+end
+
+function take.W(self, id, text)
+  host.control_keep(id)
+  table.insert(self.queue, { id = id, text = "W" .. text })
 end
 
 function take.I() end -- the line that it was to stop has ended
@@ -86,7 +93,15 @@ function Run:listen(trainer)
     elseif kind then
       host.control_send(id, "E", "there is no message of kind " .. kind)
       host.control_drop(id)
-    elseif id == self.client then self.client, self.queue = nil, {} end
+    else self:forget(id) end
+  end
+end
+
+-- A peer that is gone, and what it still wanted.
+function Run:forget(id)
+  if id == self.client then self.client = nil end
+  for i = #self.queue, 1, -1 do
+    if self.queue[i].id == id then table.remove(self.queue, i) end
   end
 end
 
@@ -104,17 +119,29 @@ end
 
 function Run:meet(trainer)
   self.session = self.session or lines.new { keep = true }
-  local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
-                    trainer = trainer }
   while true do
-    local text = self.session:hear(table.remove(self.queue, 1) or "")
+    local asked = table.remove(self.queue, 1) or { text = "" }
+    local text = self.session:hear(asked.text)
     if text == "" then return end
-    local said, well = self.session:run(text, { given = at_hand, client = self.client })
+    local kind, answer = self:serve(text:sub(1, 1), text:sub(2), trainer)
     if host.rank == 0 then
-      if self.client then host.control_send(self.client, "R", (well and "+" or "-") .. said) end
+      host.control_send(asked.id, kind, answer)
       self:listen(trainer)
     end
   end
+end
+
+-- On all ranks -> kind, text of the answer, at the first.
+function Run:serve(kind, text, trainer)
+  local session = self.session
+  if kind == "L" then
+    local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
+                      trainer = trainer }
+    local said, well = session:run(text, { given = at_hand, client = self.client })
+    return "R", (well and "+" or "-") .. said
+  end
+  local taken, reason = swap.run(trainer, text, function(...) return session:protect(...) end)
+  return taken and "K" or "E", taken and tostring(trainer.state.step + 1) or reason
 end
 
 --- live.boundary(trainer): before each step, on all ranks.
@@ -133,8 +160,8 @@ function live.close(trainer)
   if trainer.stopping and host.meeting() == STOPPING then host.told() end
   if host.rank ~= 0 then return end
   run:listen(trainer)
-  for _ = 1, #run.queue do
-    host.control_send(run.client, "E", ("the run has ended, at step %d"):format(trainer.state.step))
+  for _, asked in ipairs(run.queue) do
+    host.control_send(asked.id, "E", ("the run has ended, at step %d"):format(trainer.state.step))
   end
   run.told.step = trainer.state.step
   process.finish(trainer.state.run, run.told, trainer.stopping and "stopped" or "done")

@@ -68,6 +68,18 @@ function Session:hear(text)
   return heard
 end
 
+-- f() interpreted, under the time limit -> as host.limited.
+function Session:limited(f)
+  local compiled = jit.status()
+  jit.flush() -- hooks do not reach compiled code
+  jit.off()
+  local function done(...)
+    if compiled then jit.on() end
+    return ...
+  end
+  return done(host.limited(f, self.seconds))
+end
+
 -- ---- the line itself ----
 
 local REASONS = {
@@ -89,24 +101,15 @@ function Session:call(code)
   if not chunk then return false, "error: " .. wrong, false end
   c.code = nil
   host.capture()
-  local ok, value, reason = host.limited(function()
+  local ok, value, reason = self:limited(function()
     local text = repl.results(chunk())
     C.pg_sync() -- what the line left running on the device fails here, within the line
     return text
-  end, self.seconds)
+  end)
   local printed = host.captured()
   local last = ok and value or not ok and "error: " .. self:story(value, reason) or nil
   if last then printed = printed .. last .. "\n" end
   return ok, (printed:gsub("\n$", "")), not ok or c.code == C.PG_ECOMM or c.code == C.PG_ECANCEL
-end
-
-function Session:run_here(code)
-  local compiled = jit.status()
-  jit.flush() -- hooks do not reach compiled code
-  jit.off()
-  local ok, said, hurt = self:call(code)
-  if compiled then jit.on() end
-  return ok, said, hurt
 end
 
 -- Run it, or stand aside; whoever waits for this rank in vain is told why.
@@ -116,7 +119,7 @@ function Session:take_part(mine, code, where)
     self.groups:cancel(("rank %d does not run this line (@%s)"):format(mesh.world.rank, where))
     return true, "", true
   end
-  local ok, said, hurt = self:run_here(code)
+  local ok, said, hurt = self:call(code)
   if not ok and on_many then
     host.nap(REST)
     self.groups:cancel("its line failed: " .. said:match "[^\n]*$":gsub("^error: ", ""))
@@ -159,6 +162,20 @@ function Session:framed(mine, code, where, model)
   self.groups:leave()
   guard.restore(kept)
   return ok, said, hurt
+end
+
+--- session:protect(f, ...) -> as pcall, for code of people's that runs on all ranks between two steps: its output is
+-- as always, its time is a line's.
+function Session:protect(f, ...)
+  local words, n = { ... }, select("#", ...)
+  self.number = self.number + 1
+  host.line_begin(self.number, self.prompt)
+  local function done(ok, value, more)
+    host.line_end()
+    if ok then return ok, value, more end
+    return false, more and self:story(value, more) or tostring(value):match "[^\n]*"
+  end
+  return done(self:limited(function() return f(unpack(words, 1, n)) end))
 end
 
 --- session:run(text, o) -> on the first rank what the ranks said (text), and whether all went well.  o: given (names

@@ -91,6 +91,15 @@ local function lines_of(message)
   return (message:gsub("^%s+", ""))
 end
 
+-- Modules that lie beside a script are found while it is looked through.
+local function with_folder(file, f)
+  local before, place = package.path, file:match "^(.*)/[^/]*$"
+  if place then package.path = ("%s/?.lua;%s/?/init.lua;%s"):format(place, place, before) end
+  local ok, wrong = pcall(f)
+  package.path = before
+  return ok, wrong
+end
+
 --- sources.collect(path) -> a list of { name, text, file, stamp, module = nil for the script }: what the recipe in
 -- that file consists of now.  Raises what is wrong with it, with file and line.
 function sources.collect(path)
@@ -104,10 +113,11 @@ function sources.collect(path)
   local known, file = host.source(path)
   if not known then error(path .. ": no such file", 0) end
   local script = take(path, file, known)
-  local ok, wrong = pcall(load_all, script, function(module)
+  local function get(module)
     local name, found, text = find(module)
     return name and take(name, found, text, module)
-  end)
+  end
+  local ok, wrong = with_folder(file, function() load_all(script, get) end)
   if not ok then error(lines_of(wrong), 0) end
   return list
 end
@@ -157,16 +167,19 @@ function sources.commit(modules)
   for name, value in pairs(modules) do package.loaded[name] = value end
 end
 
---- sources.offer(path) -> on all ranks { recipe =, modules =, list =, hash =, text = } | nil, message, rank: the first
--- rank whose copy could not be made.  All ranks call it; the same text runs on all.
-function sources.offer(path)
+--- sources.offer(path, protect) -> on all ranks { recipe =, modules =, list =, hash =, text = } | nil, message, rank:
+-- the first rank whose copy could not be made.  All ranks call it; the same text runs on all.  protect: pcall, or one
+-- with a time limit.
+function sources.offer(path, protect)
+  protect = protect or pcall
   local packed = agree.text(function()
-    local ok, list = pcall(sources.collect, path)
+    local ok, list = protect(sources.collect, path)
     return ok and "+" .. sources.pack(list) or "-" .. tostring(list)
   end)
   if packed:sub(1, 1) == "-" then return nil, packed:sub(2), 0 end
   local list = sources.unpack(packed:sub(2))
-  local given, modules = sources.load(list)
+  local ran, given, modules = protect(sources.load, list)
+  if not ran then given, modules = nil, given end
   local wrong = agree.first(not given and ("%d %s"):format(host.rank, modules) or nil)
   if wrong then
     local rank, message = wrong:match "^(%d+) (.*)$"

@@ -106,8 +106,8 @@ end
 
 local ops = {}
 
---- stats(t) -> { shape, dtype, count, mean, std, min, max, nonfinite, histogram }, which prints as a line.  Numbers that
--- are not finite are counted and left out of the rest; std divides by the count; the histogram (24 bins from min to
+--- stats(t) -> { shape, dtype, count, mean, std, min, max, nonfinite, histogram }, which prints as a line.  Numbers
+-- that are not finite are counted and left out of the rest; std divides by the count; the histogram (24 bins from min to
 -- max) is of a sample.  Any dtype, in double.
 function ops.stats(t)
   t:alive()

@@ -8,15 +8,27 @@ local ffi = c.ffi
 
 local agree = {}
 local PATIENCE = 3 -- seconds that rank 0 has to report what all have seen
+local trying = false
 
 --- agree.fail(message): raise a mistake that all ranks are about to report.  Where others ran into it as
 -- well, rank 0 speaks first and the launcher ends the rest; where this rank is alone with it, it speaks.
 function agree.fail(message)
-  if host.rank > 0 and host.first_failed(PATIENCE) then -- rank 0 has told it
+  if not trying and host.rank > 0 and host.first_failed(PATIENCE) then -- rank 0 has told it
     c.C.pg_status_fail(tostring(message)) -- later than rank 0, so that this end is not taken for the first
     os.exit(1, true)
   end
   error(message, 0)
+end
+
+--- agree.try(f, ...) -> as pcall.  What f raises ends no rank, so agree.fail in it waits for nobody.
+function agree.try(f, ...)
+  local before = trying
+  trying = true
+  local function done(...)
+    trying = before
+    return ...
+  end
+  return done(pcall(f, ...))
 end
 
 --- agree.guard(f, ...) -> what f returns; what it raises goes through agree.fail.
@@ -26,13 +38,14 @@ local function passed(ok, ...)
 end
 function agree.guard(f, ...) return passed(pcall(f, ...)) end
 
--- The text of rank `root` on every rank; nobody else's is looked at.
-local function broadcast(text, root)
-  local n = mesh.world:sum_numbers { mesh.rank() == root and #text or 0 }[1]
+-- The text of rank `root` of the axis (the world) on its every rank; nobody else's is looked at.
+local function broadcast(text, root, axis)
+  axis = axis or mesh.world
+  local n = axis:sum_numbers { axis.rank == root and #text or 0 }[1]
   local buffer = ffi.new("uint8_t[?]", n + 1)
-  if mesh.rank() == root then ffi.copy(buffer, text, n) end
+  if axis.rank == root then ffi.copy(buffer, text, n) end
   local t = Tensor.empty({ n + 1 }, "u8"):write(buffer)
-  mesh.world:broadcast(t, root)
+  axis:broadcast(t, root)
   local got = ffi.string((t:buffer()), n)
   t:release()
   return got
@@ -85,14 +98,15 @@ function agree.together(f, ...)
   return result
 end
 
---- agree.first(message) -> nil where no rank brings a message, else that of the first rank that does.
--- One small collective where all is well.
-function agree.first(message)
+--- agree.first(message, axis) -> nil where no rank (of the axis, the world) brings a message, else that of the first
+-- rank that does, and this rank.  One small collective where all is well.
+function agree.first(message, axis)
   local size = mesh.size()
-  if size == 1 then return message end
-  local first = mesh.world:sum_numbers({ message and mesh.rank() or size }, "min")[1]
-  if first == size then return nil end
-  return broadcast(message or "", first)
+  if size == 1 then return message, message and 0 end
+  axis = axis or mesh.world
+  local first = axis:sum_numbers({ message and axis.rank or axis.size }, "min")[1]
+  if first == axis.size then return nil end
+  return broadcast(message or "", first, axis), first
 end
 
 return agree

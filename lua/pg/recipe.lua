@@ -45,8 +45,9 @@ local function option_of(info, path, message)
 end
 
 --- recipe.fail(info, path, format, ...): raise a mistake of field `path`, at its line of the recipe or
--- with the option that set it.
+-- with the option that set it.  info.field: the path, for who catches it.
 function recipe.fail(info, path, format, ...)
+  info.field = path
   local message = select("#", ...) > 0 and format:format(...) or format
   local option = option_of(info, path, message)
   if option then agree.fail(option .. ": " .. message) end

@@ -18,11 +18,11 @@ assert(sum == 3 * tonumber(offer.hash:sub(1, 8), 16), "the ranks have different 
 
 put "return {\n  steps = = 7 }\n"
 local none, why, rank = sources.offer(path)
-assert(none == nil and rank == 0 and why:find "recipe.lua:2: unexpected symbol", why)
+assert(none.recipe == nil and rank == 0 and why:find "recipe.lua:2: unexpected symbol", why)
 
 put 'if pg.rank() == 2 then error "not here" end\nreturn { steps = 8 }\n'
 none, why, rank = sources.offer(path)
-assert(none == nil and rank == 2 and why:find "recipe.lua:1: not here", why)
+assert(none.recipe == nil and rank == 2 and why:find "recipe.lua:1: not here", why)
 
 put "return { steps = 9 }\n"
 assert(sources.offer(path).recipe.steps == 9) -- and all are in step

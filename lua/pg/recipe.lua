@@ -53,7 +53,8 @@ function recipe.fail(info, path, format, ...)
   if option then agree.fail(option .. ": " .. message) end
   local line = info.text and line_of(info.text, path)
   local place = (info.path or "recipe") .. (line and ":" .. line or "") .. ": "
-  if message:sub(1, #place) == place then place = "" end -- raised at that line
+  local file = info.path and info.path .. ":"
+  if file and message:sub(1, #file) == file and message:find("^%d+: ", #file + 1) then place = "" end -- it has a line
   agree.fail(place .. message)
 end
 

@@ -150,11 +150,16 @@ function Run:meet(trainer)
   while true do
     local asked = self:ready(trainer) and table.remove(self.queue, 1) or { text = "" }
     local text = self.session:hear(asked.text)
-    if text == "" then return end
+    if text == "" then return self:meet_again() end
     if text:sub(1, 1) == "L" then self:run_line(text:sub(2), trainer)
     else self:offer(text:sub(2), trainer, asked.reply) end
     if host.rank == 0 then self:listen(trainer) end
   end
+end
+
+-- What is left waits for the step between.
+function Run:meet_again()
+  if host.rank == 0 and self.shared and #self.queue > 0 and host.meeting() ~= STOPPING then host.meet(self.turn + 1) end
 end
 
 -- On all ranks.

@@ -70,12 +70,16 @@ local function strip(text) return (text:gsub("^#[^\n]*", "")) end
 -- math and os of a version: while it is only tried (version.trying), it draws no numbers of the running recipe's and
 -- cannot end the process.
 local function libraries(version)
-  local apart = guard.libraries()
-  local function either(library, name)
-    return function(...) return (version.trying and apart[library] or _G[library])[name](...) end
+  local apart = guard.libraries().math
+  local function either(name)
+    return function(...) return (version.trying and apart or math)[name](...) end
   end
-  return setmetatable({ random = either("math", "random"), randomseed = either("math", "randomseed") }, { __index = math }),
-         setmetatable({ exit = either("os", "exit") }, { __index = os })
+  local function exit(...)
+    if version.trying then error("os.exit: a recipe that is only tried ends no process", 2) end
+    os.exit(...)
+  end
+  return setmetatable({ random = either "random", randomseed = either "randomseed" }, { __index = math }),
+         setmetatable({ exit = exit }, { __index = os })
 end
 
 -- Run the script with a require of its own.  get(module) -> { name =, text = } | nil: left to the real one.
@@ -108,9 +112,9 @@ local function load_all(script, get, version)
   return given, loaded
 end
 
-local function lines_of(message)
-  if type(message) ~= "string" then return tostring(message) end
-  return (message:gsub("^%s+", ""))
+-- Where require has looked is left out.
+local function line_of(message)
+  return (tostring(message):gsub("^%s+", ""):match "[^\n]*":gsub("not found:$", "not found"))
 end
 
 local function is_user(module)
@@ -129,11 +133,10 @@ end
 local function gatherer(list)
   local seen = {}
   return function(name, file, text, module)
-    local mark
     if seen[name] then return seen[name] end
-    if file ~= "" then text, mark = sources.read(file) end
-    local f = { name = name, text = text, file = file, stamp = mark, module = module }
+    local f = { name = name, text = text or "", file = file, module = module }
     list[#list + 1], seen[name] = f, f
+    if file ~= "" then f.text, f.stamp = sources.read(file) end
     return f
   end
 end
@@ -162,7 +165,7 @@ function sources.collect(path, list)
     load_all(script, get, { trying = true })
     take_loaded(take)
   end)
-  if not ok then error(lines_of(wrong), 0) end
+  if not ok then error(line_of(wrong), 0) end
   return list
 end
 
@@ -222,7 +225,7 @@ function sources.load(list)
   local by_module, version = {}, { trying = true }
   for _, f in ipairs(list) do if f.module then by_module[f.module] = f end end
   local ok, given, modules = pcall(load_all, list[1], function(module) return by_module[module] end, version)
-  if not ok then return nil, lines_of(given) end
+  if not ok then return nil, line_of(given) end
   return given, modules, version
 end
 

@@ -8,6 +8,7 @@ local ffi = c.ffi
 
 local agree = {}
 local PATIENCE = 3 -- seconds that rank 0 has to report what all have seen
+local PACKET = 16384 -- bytes that go with the length of a text
 local trying = false
 
 --- agree.fail(message): raise a mistake that all ranks are about to report.  Where others ran into it as
@@ -38,17 +39,26 @@ local function passed(ok, ...)
 end
 function agree.guard(f, ...) return passed(pcall(f, ...)) end
 
--- The text of rank `root` of the axis (the world) on its every rank; nobody else's is looked at.
-local function broadcast(text, root, axis)
-  axis = axis or mesh.world
-  local n = axis:sum_numbers { axis.rank == root and #text or 0 }[1]
-  local buffer = ffi.new("uint8_t[?]", n + 1)
-  if axis.rank == root then ffi.copy(buffer, text, n) end
-  local t = Tensor.empty({ n + 1 }, "u8"):write(buffer)
+-- One broadcast of bytes; on the root they are `bytes` from `first` on.
+local function broadcast_bytes(bytes, first, n, root, axis)
+  local buffer = ffi.new("uint8_t[?]", n)
+  local part = axis.rank == root and bytes:sub(first + 1, first + n) or ""
+  ffi.copy(buffer, part, #part)
+  local t = Tensor.empty({ n }, "u8"):write(buffer)
   axis:broadcast(t, root)
   local got = ffi.string((t:buffer()), n)
   t:release()
   return got
+end
+
+-- The text of rank `root` of the axis (the world) on its every rank; nobody else's is looked at.  One broadcast for
+-- short texts, two for others.
+local function broadcast(text, root, axis)
+  axis = axis or mesh.world
+  local head = broadcast_bytes(("%16d%s"):format(#text, text), 0, PACKET, root, axis)
+  local n = tonumber(head:sub(1, 16))
+  if n <= PACKET - 16 then return head:sub(17, 16 + n) end
+  return head:sub(17) .. broadcast_bytes(text, PACKET - 16, n - PACKET + 16, root, axis)
 end
 
 --- agree.text(f, ...) -> on every rank the text that f(...) returns on rank 0.  What it raises there is
@@ -62,10 +72,10 @@ function agree.text(f, ...)
   return got:sub(2)
 end
 
---- agree.tell(text) -> rank 0's text, on every rank.
-function agree.tell(text)
+--- agree.tell(text, axis) -> rank 0's text, on every rank (of the axis, the world).
+function agree.tell(text, axis)
   if mesh.size() == 1 then return text end
-  return broadcast(text or "", 0)
+  return broadcast(text or "", 0, axis)
 end
 
 --- agree.texts(text) -> the texts of all ranks, in their order, on every rank.

@@ -70,15 +70,15 @@ function tests.test_mistakes()
   local given, message = sources.load { { name = "a.lua", text = "return {}\nx y" } }
   equal(given, nil)
   holds(message, "a.lua:2: ")
-  local offer, why, rank = sources.offer(path)
-  equal(offer.recipe, nil)
+  local offer, why = sources.offer(path)
+  equal(offer.list, nil)
   equal(offer.text, "local x = 1\n")
-  equal(rank, 0)
   holds(why, "returns nothing")
 end
 
 function tests.test_offer()
   local offer = sources.offer(prepare())
+  sources.compile(offer)
   equal(offer.recipe.model.blocks, 2)
   equal(#offer.hash, 16)
   equal(offer.text, SCRIPT)

@@ -39,6 +39,7 @@ local function open(trainer)
   if host.rank == 0 then
     local state = trainer.state
     live.claim(state.run)
+    if host.meeting() > 0 then host.meet(0) end -- of a training before this one
     run.told = process.begin(state.run, { recipe = trainer.info.path, ranks = mesh.size(), step = state.step,
                                           steps = state.steps })
     run:look_at(trainer, trainer.info.text and sources.running(trainer.info.path) or {})
@@ -150,9 +151,10 @@ function Run:meet(trainer)
   while true do
     local asked = self:ready(trainer) and table.remove(self.queue, 1) or { text = "" }
     local text = self.session:hear(asked.text)
-    if text == "" then return self:meet_again() end
+    if text == "" then return end
     if text:sub(1, 1) == "L" then self:run_line(text:sub(2), trainer)
     else self:offer(text:sub(2), trainer, asked.reply) end
+    if trainer.change then return self:meet_again() end
     if host.rank == 0 then self:listen(trainer) end
   end
 end

@@ -3,6 +3,7 @@
 -- is undone, and the first rank gets what all have said, labelled.  Neighbours: groups.lua (which groups lines
 -- use), guard.lua (what they must leave alone), runtime/host/line.c (time limits, output).
 --   @0 x    @0,3 x    @0-2 x    @tp=1,pp=0 x    @all x
+local agree = require "pg.agree"
 local c = require "pg.c"
 local groups = require "pg.live.groups"
 local guard = require "pg.live.guard"
@@ -57,15 +58,7 @@ end
 -- The text of the first rank on all ranks.
 function Session:hear(text)
   self:start()
-  if self.service.size == 1 then return text end
-  local n = self.service:sum_numbers { self.service.rank == 0 and #text or 0 }[1]
-  local buffer = ffi.new("uint8_t[?]", n + 1)
-  if self.service.rank == 0 then ffi.copy(buffer, text, n) end
-  local t = Tensor.empty({ n + 1 }, "u8"):write(buffer)
-  self.service:broadcast(t, 0)
-  local heard = ffi.string((t:buffer()), n)
-  t:release()
-  return heard
+  return agree.tell(text, self.service)
 end
 
 -- f() interpreted, under the time limit -> as host.limited.  fresh: of people's code only such runs as was never

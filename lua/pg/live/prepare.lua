@@ -8,6 +8,7 @@ local allowed = require "pg.live.allowed"
 local parts = require "pg.train_parts"
 local recipe = require "pg.recipe"
 local run = require "pg.run"
+local sources = require "pg.live.sources"
 local trial = require "pg.live.trial"
 
 local prepare = {}
@@ -63,6 +64,7 @@ end
 --- prepare.run(trainer, offer, path, protect, new): fills new; raises why it cannot be, and leaves what is to be freed
 -- there (prepare.free).  protect: pcall with limits, for code of the offer.
 function prepare.run(trainer, offer, path, protect, new)
+  sources.compile(offer, protect)
   new.info = { path = path, text = offer.text, args = trainer.info.args, run = trainer.info.run }
   local ok, message = protect(make, trainer, offer, new)
   if not ok then error(message, 0) end

@@ -254,31 +254,29 @@ local function send(path, protect, files)
   return ok and "+" .. sources.pack(files) or "-" .. tostring(wrong)
 end
 
--- Compile and run it on this rank -> message of the first rank that cannot, rank.
-local function load_offer(offer, protect)
-  local ran, given, modules, version = protect(sources.load, offer.list)
-  if not ran then given, modules = nil, given end
-  local wrong, rank = agree.first(not given and tostring(modules) or nil)
-  if wrong then return wrong, rank end
-  offer.recipe, offer.modules, offer.version = given, modules, version
-end
-
---- sources.offer(path, protect) -> on all ranks { path =, text =, hash =, list =, recipe =, modules = }.  Where it cannot
--- be made on one: the same without recipe, message, the first such rank.  On rank 0 also files, as sources.collect
--- gives them, and changed, the texts of modules that are not those that run.  All ranks call it; the same text runs on
--- all.  protect: pcall, or one with limits.
+--- sources.offer(path, protect) -> on all ranks { path =, text =, hash =, list = }; without list where rank 0 cannot
+-- read it, and the reason.  On rank 0 also files, as sources.collect gives them, and changed, the texts of modules that
+-- are not those that run.  All ranks call it.  protect: pcall, or one with limits.
 function sources.offer(path, protect)
   local offer, files = { path = path }, {}
-  protect = protect or pcall
-  local packed = agree.text(send, path, protect, files)
+  local packed = agree.text(send, path, protect or pcall, files)
   if host.rank == 0 then
     offer.files, offer.changed, offer.text = files, changed(files), files[1] and files[1].text
     offer.hash = sources.hash(sources.pack(files))
   end
-  if packed:sub(1, 1) == "-" then return offer, packed:sub(2), 0 end
+  if packed:sub(1, 1) == "-" then return offer, packed:sub(2) end
   offer.list = sources.unpack(packed:sub(2))
   offer.text, offer.hash = offer.list[1].text, sources.hash(packed:sub(2))
-  return offer, load_offer(offer, protect)
+  return offer
+end
+
+--- sources.compile(offer, protect): on this rank, from these texts: offer.recipe, its modules, version; raises what is
+-- wrong.
+function sources.compile(offer, protect)
+  local ran, given, modules, version = (protect or pcall)(sources.load, offer.list)
+  if not ran then given, modules = nil, given end
+  if not given then error(modules, 0) end
+  offer.recipe, offer.modules, offer.version = given, modules, version
 end
 
 -- ---- watching ----

@@ -70,10 +70,11 @@ local function limits(session)
   return function(...) return results(session:protect(budget.run, ...)) end
 end
 
--- The first rank that could not prepare it -> { reason, rank, field }, or nil.
-local function first_fault(ok, message, info)
+-- The first rank that could not prepare it -> { reason, rank, field }, or nil.  axis: of all ranks, and of those that
+-- are cancelled in the first step none: a rank that is through goes on while others are still in here.
+local function first_fault(ok, message, info, axis)
   local mine = not ok and ("%s\n%s"):format(info and info.field or "", tostring(message)) or nil
-  local text, rank = agree.first(mine)
+  local text, rank = agree.first(mine, axis)
   if not text then return nil end
   local field, reason = text:match "^([^\n]*)\n(.*)$"
   return { reason = reason, rank = rank, field = field ~= "" and field or nil }
@@ -84,11 +85,11 @@ end
 -- set and the next step is swap.first_step.
 function swap.offer(trainer, path, session, reply)
   local began, protect, new = C.pg_time(), limits(session), {}
-  local offer, reason, rank = sources.offer(path, protect)
-  if not offer.recipe then return refuse(trainer, offer, { reason = reason, rank = rank }, reply) end
+  local offer, unread = sources.offer(path, protect)
+  if unread then return refuse(trainer, offer, { reason = unread, rank = 0 }, reply) end
   local ok, message = agree.try(prepare.run, trainer, offer, path, protect, new)
   zero.ready(trainer.engine.segments) -- before the vote: nobody waits in there when a rank gives up the step
-  local wrong = first_fault(ok, message, new.info)
+  local wrong = first_fault(ok, message, new.info, session.service)
   if wrong then
     prepare.free(new, trainer)
     return refuse(trainer, offer, wrong, reply)

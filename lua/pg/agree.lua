@@ -8,15 +8,28 @@ local ffi = c.ffi
 
 local agree = {}
 local PATIENCE = 3 -- seconds that rank 0 has to report what all have seen
+local PACKET = 16384 -- bytes that go with the length of a text
+local trying = false
 
 --- agree.fail(message): raise a mistake that all ranks are about to report.  Where others ran into it as
 -- well, rank 0 speaks first and the launcher ends the rest; where this rank is alone with it, it speaks.
 function agree.fail(message)
-  if host.rank > 0 and host.first_failed(PATIENCE) then -- rank 0 has told it
+  if not trying and host.rank > 0 and host.first_failed(PATIENCE) then -- rank 0 has told it
     c.C.pg_status_fail(tostring(message)) -- later than rank 0, so that this end is not taken for the first
     os.exit(1, true)
   end
   error(message, 0)
+end
+
+--- agree.try(f, ...) -> as pcall.  What f raises ends no rank, so agree.fail in it waits for nobody.
+function agree.try(f, ...)
+  local before = trying
+  trying = true
+  local function done(...)
+    trying = before
+    return ...
+  end
+  return done(pcall(f, ...))
 end
 
 --- agree.guard(f, ...) -> what f returns; what it raises goes through agree.fail.
@@ -26,16 +39,26 @@ local function passed(ok, ...)
 end
 function agree.guard(f, ...) return passed(pcall(f, ...)) end
 
--- The text of rank `root` on every rank; nobody else's is looked at.
-local function broadcast(text, root)
-  local n = mesh.world:sum_numbers { mesh.rank() == root and #text or 0 }[1]
-  local buffer = ffi.new("uint8_t[?]", n + 1)
-  if mesh.rank() == root then ffi.copy(buffer, text, n) end
-  local t = Tensor.empty({ n + 1 }, "u8"):write(buffer)
-  mesh.world:broadcast(t, root)
+-- One broadcast of bytes; on the root they are `bytes` from `first` on.
+local function broadcast_bytes(bytes, first, n, root, axis)
+  local buffer = ffi.new("uint8_t[?]", n)
+  local part = axis.rank == root and bytes:sub(first + 1, first + n) or ""
+  ffi.copy(buffer, part, #part)
+  local t = Tensor.empty({ n }, "u8"):write(buffer)
+  axis:broadcast(t, root)
   local got = ffi.string((t:buffer()), n)
   t:release()
   return got
+end
+
+-- The text of rank `root` of the axis (the world) on its every rank; nobody else's is looked at.  One broadcast for
+-- short texts, two for others.
+local function broadcast(text, root, axis)
+  axis = axis or mesh.world
+  local head = broadcast_bytes(("%16d%s"):format(#text, text), 0, PACKET, root, axis)
+  local n = tonumber(head:sub(1, 16))
+  if n <= PACKET - 16 then return head:sub(17, 16 + n) end
+  return head:sub(17) .. broadcast_bytes(text, PACKET - 16, n - PACKET + 16, root, axis)
 end
 
 --- agree.text(f, ...) -> on every rank the text that f(...) returns on rank 0.  What it raises there is
@@ -49,10 +72,10 @@ function agree.text(f, ...)
   return got:sub(2)
 end
 
---- agree.tell(text) -> rank 0's text, on every rank.
-function agree.tell(text)
+--- agree.tell(text, axis) -> rank 0's text, on every rank (of the axis, the world).
+function agree.tell(text, axis)
   if mesh.size() == 1 then return text end
-  return broadcast(text or "", 0)
+  return broadcast(text or "", 0, axis)
 end
 
 --- agree.texts(text) -> the texts of all ranks, in their order, on every rank.
@@ -85,14 +108,15 @@ function agree.together(f, ...)
   return result
 end
 
---- agree.first(message) -> nil where no rank brings a message, else that of the first rank that does.
--- One small collective where all is well.
-function agree.first(message)
+--- agree.first(message, axis) -> nil where no rank (of the axis, the world) brings a message, else that of the first
+-- rank that does, and this rank.  One small collective where all is well.
+function agree.first(message, axis)
   local size = mesh.size()
-  if size == 1 then return message end
-  local first = mesh.world:sum_numbers({ message and mesh.rank() or size }, "min")[1]
-  if first == size then return nil end
-  return broadcast(message or "", first)
+  if size == 1 then return message, message and 0 end
+  axis = axis or mesh.world
+  local first = axis:sum_numbers({ message and axis.rank or axis.size }, "min")[1]
+  if first == axis.size then return nil end
+  return broadcast(message or "", first, axis), first
 end
 
 --- agree.origin(message): as agree.first, but ranks of a later stage of a pipeline come first: what spoils

@@ -240,11 +240,9 @@ function params.sums(segment)
   return sums
 end
 
---- params.build(root, o) -> root, its parameters cut for this rank, named, placed in segments and initialised.
--- o.seed (0), o.dtype ("f32"; gradients of bf16 and f16 are f32, and a master beside the values keeps what they
--- lack); o.train = false: no gradients and masters before an optimiser asks for them.
-function params.build(root, o)
-  o = o or {}
+--- params.lay(root, o) -> { { name, list }, ... }: its parameters cut for this rank and named, those that it holds by
+-- segment; none has numbers yet.
+function params.lay(root, o)
   mesh.ready()
   unit = (o.dtype == "bf16" or o.dtype == "f16") and HALF_UNIT or 1
   root:each_module(function(m, name)
@@ -252,9 +250,18 @@ function params.build(root, o)
       if m.split_over then m:split_over(mesh.tp, name) end
     elseif m.pad_rows then m:pad_rows() end
   end)
+  return gather(root)
+end
+
+--- params.build(root, o) -> root, its parameters cut for this rank, named, placed in segments and initialised.
+-- o.seed (0), o.dtype ("f32"; gradients of bf16 and f16 are f32, and a master beside the values keeps what they
+-- lack); o.train = false: no gradients and masters before an optimiser asks for them.
+function params.build(root, o)
+  o = o or {}
+  local groups = params.lay(root, o)
   local seed = ffi.cast("uint64_t", c.int64(o.seed or 0, "seed"))
   root.segments = {}
-  for i, g in ipairs(gather(root)) do
+  for i, g in ipairs(groups) do
     local s = Segment.new(g.name, g.list, o.dtype or "f32", {
       train = o.train, numbers = function(p, flat) params.initialise(p, seed, flat) end })
     root.segments[i], s.sums = s, params.sums(s)

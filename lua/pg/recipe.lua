@@ -45,14 +45,16 @@ local function option_of(info, path, message)
 end
 
 --- recipe.fail(info, path, format, ...): raise a mistake of field `path`, at its line of the recipe or
--- with the option that set it.
+-- with the option that set it.  info.field: the path, for who catches it.
 function recipe.fail(info, path, format, ...)
+  info.field = path
   local message = select("#", ...) > 0 and format:format(...) or format
   local option = option_of(info, path, message)
   if option then agree.fail(option .. ": " .. message) end
   local line = info.text and line_of(info.text, path)
   local place = (info.path or "recipe") .. (line and ":" .. line or "") .. ": "
-  if message:sub(1, #place) == place then place = "" end -- raised at that line
+  local file = info.path and info.path .. ":"
+  if file and message:sub(1, #file) == file and message:find("^%d+: ", #file + 1) then place = "" end -- it has a line
   agree.fail(place .. message)
 end
 

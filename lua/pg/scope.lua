@@ -12,6 +12,7 @@
 local c = require "pg.c"
 local scope = {}
 
+-- A line of the prompt may be stopped at any instruction, so what is below `depth` is always whole.
 local stack = {}        -- open scopes, innermost last
 local depth = 0
 local weak = { __mode = "v" }
@@ -19,10 +20,10 @@ local none = {}
 
 --- scope.open(kind) -> token for scope.close.
 function scope.open(kind)
-  depth = depth + 1
   local loose = kind == "loose"
   local function list() return loose and setmetatable({}, weak) or {} end
-  stack[depth] = { loose = loose, tensors = list(), count = 0, records = kind ~= "light" and list() or nil }
+  stack[depth + 1] = { loose = loose, tensors = list(), count = 0, records = kind ~= "light" and list() or nil }
+  depth = depth + 1
   return depth
 end
 
@@ -49,8 +50,8 @@ end
 
 local function close_top(survivors)
   local top = stack[depth]
-  stack[depth] = nil
   depth = depth - 1
+  stack[depth + 1] = nil
   for _, t in (top.loose and pairs or ipairs)(top.tensors) do
     if t.scope == top then
       t.scope = nil
@@ -126,21 +127,21 @@ function scope.hold() return setmetatable({ tensors = {}, count = 0, records = {
 
 local function leave(token, ok, ...)
   while depth > token do close_top() end
-  stack[depth] = nil
   depth = depth - 1
+  stack[depth + 1] = nil
   if not ok then error((...), 0) end
   return ...
 end
 
 function Held:run(f, ...)
+  stack[depth + 1] = self
   depth = depth + 1
-  stack[depth] = self
   return leave(depth, xpcall(f, traced, ...))
 end
 
 function Held:close()
+  stack[depth + 1] = self
   depth = depth + 1
-  stack[depth] = self
   close_top()
   self.tensors, self.count, self.records = {}, 0, {}
 end

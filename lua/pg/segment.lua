@@ -280,6 +280,16 @@ function Segment:edit(f)
   self:ready()
 end
 
+--- segment:abandon(): nobody waits for what is under way, the next gradients are the first of a step, and values that
+-- come and go are gone.
+function Segment:abandon()
+  self.flight, self.gather = nil, nil
+  self.held, self.loose = 0, 0
+  if self.level >= 2 and self.grad_here then self:drop_grad() end
+  if self.level == 3 then self:put_away() end
+  self:fresh()
+end
+
 -- ---- runs ----
 
 -- How many ranks of the job hold this piece, and so have its square in their sum.

@@ -7,10 +7,7 @@ local agree = require "pg.agree"
 local busy = require "pg.busy"
 local checkpoint = require "pg.checkpoint"
 local choices = require "pg.choices"
-local data = require "pg.data"
-local describe = require "pg.describe"
 local engine = require "pg.parallel.engine"
-local flops = require "pg.flops"
 local host = require "pg.host"
 local json = require "pg.json"
 local layout = require "pg.parallel.layout"
@@ -18,11 +15,12 @@ local loader = require "pg.data.loader"
 local live = require "pg.live"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
+local parts = require "pg.train_parts"
 local recipe = require "pg.recipe"
-local rows = require "pg.nn.rows"
 local run = require "pg.run"
 local scope = require "pg.scope"
 local step_block = require "pg.step"
+local swap = require "pg.live.swap"
 local tape = require "pg.tape"
 local watch = require "pg.watch"
 local C, ffi = c.C, c.ffi
@@ -36,96 +34,25 @@ local LINES = 30 -- of a run, where the recipe does not say
 
 -- ---- setting up ----
 
--- The description or module that settings name.
-local function described(r)
-  local what = r.model
-  if type(what) == "function" then what = what() end
-  if type(what) ~= "table" or not (describe.is(what) or what.is_module) then
-    c.fail("the function model returned %s; it must be a description or a module", tostring(what))
-  end
-  return what
-end
-
 --- train.model(settings) -> the model that they name, built for a single process.
-function train.model(r) return pg.build(described(r), { seed = r.seed }) end
-
-local DTYPES = { fp32 = "f32", bf16 = "bf16" }
-
--- The model as this rank holds it, and the plan of who holds what.
-local function place(r)
-  tape.remake = r.recompute == "norms"
-  C.pg_deterministic(r.deterministic and 1 or 0)
-  choices.open()
-  local optim = require("pg.optim." .. r.optim[1])
-  local model, plan = layout.build(described(r), r.layout, {
-    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments * (r.optim.moments == "bf16" and 2 or 4) })
-  if r.recompute == "block" then
-    if not (model.layers and model.layers.items) then
-      c.fail 'recompute = "block" needs a model whose layers are an nn.Sequential of blocks; use recompute = "none"'
-    end
-    model.layers.recompute = true
-  end
-  return { model, plan }
-end
-
-local function data_options(r, model)
-  return { tokens = r.data.tokens, text = r.data.text, random = r.data.random, dtype = r.data.dtype,
-           held_out = r.data.held_out, context = r.data.context or model.context,
-           vocab = r.data.vocab or model.vocab }
-end
-
--- The stream that is evaluated, or nil.
-local function held_out(r, set, model)
-  if not (r.eval and r.eval.tokens) then return set.held_out end
-  local o = data_options(r, model)
-  o.tokens, o.text, o.random, o.held_out = r.eval.tokens, nil, nil, 0
-  return data.open(o).train
-end
-
--- Sequences and ids that the model can take, and the ranks of tp share out.
-local function check_data(r, info, model)
-  for _, key in ipairs { "context", "vocab" } do
-    local limit, asked = model[key], r.data[key]
-    if not (limit or asked) then
-      recipe.fail(info, "data", "data.%s is missing: the model does not say what it takes", key)
-    elseif limit and asked and asked > limit then
-      recipe.fail(info, "data." .. key, "data.%s is %d, the model's is %d; it may not be larger", key, asked, limit)
-    end
-  end
-  recipe.guard(info, "micro", rows.check, r.micro, r.data.context or model.context)
-end
+function train.model(r) return pg.build(parts.described(r), { seed = r.seed }) end
 
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)
-  t.model, t.plan = unpack(recipe.guard(info, "model", place, r))
-  check_data(r, info, t.model)
-  local where = r.data.text and "data.text" or r.data.random and "data.random" or "data.tokens"
-  t.set = recipe.guard(info, where, data.open, data_options(r, t.model))
-  recipe.guard(info, "layout.tp", rows.check, r.micro, t.set.train.context)
-  t.held_out = recipe.guard(info, "eval.tokens", held_out, r, t.set, t.model)
-  local settings = {}
-  for k, v in pairs(r.optim) do if k ~= 1 then settings[k] = v end end
-  t.about = { steps = r.steps, seed = r.seed, batch = r.data.batch, tokens = 0 }
-  t.optim = recipe.guard(info, "optim.rate", pg.optim[r.optim[1]], t.model:parameters(), settings, t.about)
+  t.model, t.plan = unpack(recipe.guard(info, "model", parts.place, r))
+  t.set = parts.set(r, info, t.model)
+  t.held_out = parts.held_out(r, info, t.set, t.model)
+  t.about = parts.about(r)
+  t.optim = recipe.guard(info, "optim.rate", pg.optim[r.optim[1]], t.model:parameters(), parts.optim(r), t.about)
+  -- model: the trainer's, or what stands for it on a pipeline's last stage
   t.engine = engine.new(t.model, t.optim.segments, { plan = t.plan, schedule = r.layout.schedule,
-                                                     loss = function(...) return t:loss(...) end })
+    loss = function(model, batch) return parts.loss(t.recipe, t.info, model, batch) end })
   t.settings = run.settings(r)
-  t:count_flops()
+  t.mfu = parts.mfu(r, t.model)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
   t.shown, t.busy = {}, busy.new()
-  t.loader = recipe.guard(info, "data", function()
-    return t.set:loader { batch = r.data.batch, micro = r.micro, seed = r.data.seed, axis = mesh.dp, pad = r.data.pad }
-  end)
+  t.loader = parts.loader(r, info, t.set)
   return t
-end
-
--- FLOPs of a token by both conventions, as shares of what the cards could do together; nil where that is unknown.
-function Trainer:count_flops()
-  local card = flops.card()
-  local peak = card and flops.peak(card, self.recipe.precision)
-  if not peak then return end
-  local causal, full = flops.token(self.model, self.recipe.data.context or self.model.context)
-  self.mfu = { causal = causal / (peak * mesh.size()), full = full / (peak * mesh.size()) }
 end
 
 -- Ranks that train the same have the same.
@@ -185,19 +112,6 @@ end
 
 -- ---- a step ----
 
--- The loss of a batch, the recipe's own or the model's.  model: the trainer's, or what stands for it on a
--- pipeline's last stage.
-function Trainer:loss(model, batch)
-  local own = self.recipe.loss
-  if not own then return model:loss(batch) end
-  local loss, valid = own(model, batch)
-  if type(loss) ~= "table" or not loss.is_tensor or loss.count ~= 1 then
-    recipe.fail(self.info, "loss", "loss returned %s; it must return a tensor of one number, such as model:loss(batch)",
-                type(loss) == "table" and loss.is_tensor and loss:describe() or describe.show(loss))
-  end
-  return loss, valid
-end
-
 -- What the recipe's functions see of the state: they may keep things of their own in it and change nothing.
 function Trainer:show()
   for _, key in ipairs { "step", "steps", "loss", "tokens", "epoch", "position", "run" } do
@@ -206,12 +120,12 @@ function Trainer:show()
   return self.shown
 end
 
--- One update; the recipe's own rate may be at fault.
-function Trainer:update()
-  local ok, norm, rate = pcall(self.optim.step, self.optim, { reduced = true, state = self:show() })
+-- One update; the recipe's own rate (nil: it has not been asked) may be at fault.
+function Trainer:update(known)
+  local ok, norm, rate = pcall(self.optim.step, self.optim, { reduced = true, state = self:show(), rate = known })
   if ok then return norm, rate end
   if type(norm) == "string" and norm:find "^rate" then recipe.fail(self.info, "optim.rate", "%s", norm) end
-  agree.fail(norm)
+  agree.fail(tostring(norm) .. (self.swapped or ""))
 end
 
 local function finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
@@ -238,7 +152,8 @@ function Trainer:stop_nonfinite(loss)
   local first = agree.first(not finite(loss) and told(("the loss is %s; first bad tensor: %s"):format(
     tostring(loss), self:first_bad())) or nil)
   first = first or agree.origin(bad and told("first bad gradient: " .. bad) or nil)
-  agree.fail(first or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step))
+  first = first or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step)
+  agree.fail(first .. (self.swapped or ""))
 end
 
 -- A global batch with a target that counts; those without are passed over, and do not count as steps.
@@ -263,28 +178,36 @@ function Trainer:settle_choices(batch)
   choices.share()
 end
 
--- One optimiser step -> its record for the log.  Sets self.stopping where a rank has been asked to stop.
-function Trainer:step()
-  local state, before = self.state, C.pg_time()
+--- trainer:gather(reshaped) -> { told, share, valid, bad }: a step up to its update: the gradients of the next batch are
+-- there, and all ranks know its loss and who has been asked to stop.  reshaped: batches of another shape than before.
+function Trainer:gather(reshaped)
+  local state = self.state
   state.step = state.step + 1
   C.pg_status_step(state.step)
-  C.pg_mem_reset_peak()
   local batch = self:next_batch()
-  if state.step == self.first then self:settle_choices(batch) end
+  if reshaped or state.step == self.first then self:settle_choices(batch) end
   local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
-  local bad = self.engine.bad or not finite(share)
-  local numbers = { share, stop, bad and 1 or 0 }
+  local numbers = { share, stop, (self.engine.bad or not finite(share)) and 1 or 0 }
   self.busy:add(numbers)
   local told = mesh.world:sum_numbers(numbers)
   self.busy:note(told)
-  if told[3] > 0 or not finite(told[1]) then self:stop_nonfinite(share) end
-  self.stopping = told[2] > 0 and (told[2] < CLOSED and SIGTERM or SIGPIPE)
   state.loss, state.tokens = told[1], state.tokens + batch.valid
   self.about.tokens = state.tokens
-  local norm, rate = self:update()
+  return { told = told, share = share, valid = batch.valid, bad = told[3] > 0 or not finite(told[1]) }
+end
+
+-- One optimiser step -> its record for the log.  Sets self.stopping where a rank has been asked to stop.
+function Trainer:step()
+  local state, before = self.state, C.pg_time()
+  C.pg_mem_reset_peak()
+  local made = self.change and swap.first_step(self) or self:gather()
+  if made.bad then self:stop_nonfinite(made.share) end
+  self.stopping = made.told[2] > 0 and (made.told[2] < CLOSED and SIGTERM or SIGPIPE)
+  local norm, rate = self:update(made.rate)
   local seconds = C.pg_time() - before
-  local speed = batch.valid / seconds
+  self.seconds_of_step = seconds
+  local speed = made.valid / seconds
   return { step = state.step, loss = state.loss, rate = rate, grad_norm = norm, tokens = state.tokens,
            tokens_per_s = speed, seconds = seconds, memory_peak = pg.memory().peak,
            mfu_causal = self.mfu and self.mfu.causal * speed, mfu_full = self.mfu and self.mfu.full * speed }

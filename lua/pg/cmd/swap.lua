@@ -9,7 +9,7 @@ local id, folder = client.connect(words[1])
 host.control_send(id, "W", file ~= "" and file or words[2])
 local kind, said = client.wait()
 if kind == "K" then
-  print(("%s: %s from step %s on"):format(folder, words[2], said))
+  print(("%s: %s"):format(folder, said))
   return 0
 end
 client.leave(1, "%s: %s", folder, kind == "E" and said or client.story(folder))

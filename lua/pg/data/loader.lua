@@ -59,13 +59,19 @@ end
 --- l:seek(position): go on from there (samples over all epochs and ranks) -> l.
 function Loader:seek(position)
   c.within(position, "data position", 0)
-  if self.prefetch then C.pg_prefetch_free(ffi.gc(self.prefetch, nil)) end
+  self:close()
   local slot = ffi.new "pg_prefetch *[1]"
   c.check(C.pg_prefetch_new(slot, self.stream.files, self.rows, self.span, 2))
   self.prefetch = ffi.gc(slot[0], C.pg_prefetch_free)
   self.position, self.asked = position, position
   ask(self)
   return self
+end
+
+--- l:close(): it reads no more.
+function Loader:close()
+  if self.prefetch then C.pg_prefetch_free(ffi.gc(self.prefetch, nil)) end
+  self.prefetch = nil
 end
 
 -- Targets of this rank's rows that count.

@@ -1,7 +1,8 @@
--- live/guard.lua: what a line of the prompt must leave as it found it, where a training goes on afterwards: the
--- tape, open scopes, the count of random calls, and whether the next gradient overwrites or adds.  Parameters
--- change where a line changes them.
+-- live/guard.lua: what a line of the prompt, or the trial of a recipe, must leave as it found it, where a training goes
+-- on afterwards: the tape, open scopes, the counts of random calls, and whether the next gradient overwrites or adds.
+-- Parameters change where a line changes them.
 local c = require "pg.c"
+local elementwise = require "pg.ops.elementwise"
 local random = require "pg.random"
 local scope = require "pg.scope"
 local tape = require "pg.tape"
@@ -19,17 +20,18 @@ end
 function guard.keep(model)
   local context = {}
   for k, v in pairs(tape.context) do context[k] = v end
-  return { enabled = tape.enabled, table = tape.context, context = context, depth = scope.depth(),
-           calls = random.calls, gradients = gradients(model) }
+  return { enabled = tape.enabled, walking = tape.walking, remake = tape.remake, table = tape.context,
+           context = context, depth = scope.depth(), calls = random.calls, dropouts = elementwise.dropout_calls,
+           gradients = gradients(model) }
 end
 
 --- guard.restore(kept)
 function guard.restore(kept)
   scope.reset(kept.depth)
-  tape.enabled, tape.context = kept.enabled, kept.table
+  tape.enabled, tape.walking, tape.remake, tape.context = kept.enabled, kept.walking, kept.remake, kept.table
   for k in pairs(kept.table) do if kept.context[k] == nil then kept.table[k] = nil end end
   for k, v in pairs(kept.context) do kept.table[k] = v end
-  random.calls = kept.calls
+  random.calls, elementwise.dropout_calls = kept.calls, kept.dropouts
   for _, g in ipairs(kept.gradients) do
     if g.grad and g.p.grad ~= g.grad then g.p.grad = g.grad end
     g.p.grad_fresh = g.fresh

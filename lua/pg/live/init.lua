@@ -1,7 +1,8 @@
 -- live/init.lua: a training that people can reach while it goes on.  Trainer:run calls live.boundary(trainer)
 -- before each step and live.close(trainer) at its end.  Between steps the first rank looks at its socket
--- (runtime/host/control.c), which costs one poll() where nobody is there; a line to run calls all ranks together
--- at the next boundary (board.c, or a collective where ranks share no page), and they run it (lines.lua).
+-- (runtime/host/control.c), which costs one poll() where nobody is there, and at the recipe's files, which costs a
+-- stat() each; a line to run or a recipe to take calls all ranks together at the next boundary (board.c, or a collective
+-- where ranks share no page), and they run it (lines.lua) or try it (swap.lua).
 -- Messages, by their kind:
 --   to the run:     A attach   L a line   I stop the line   Q how it stands   T stop the run   W take this recipe
 --   to the client:  K yes, with a text   E no, with the reason   R what a line said, "+" or "-" first   S json
@@ -11,6 +12,7 @@ local lines = require "pg.live.lines"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local process = require "pg.live.process"
+local sources = require "pg.live.sources"
 local swap = require "pg.live.swap"
 
 local live = {}
@@ -37,10 +39,17 @@ local function open(trainer)
   if host.rank == 0 then
     local state = trainer.state
     live.claim(state.run)
+    if host.meeting() > 0 then host.meet(0) end -- of a training before this one
     run.told = process.begin(state.run, { recipe = trainer.info.path, ranks = mesh.size(), step = state.step,
                                           steps = state.steps })
+    run:look_at(trainer, trainer.info.text and sources.running(trainer.info.path) or {})
   end
   return run
+end
+
+-- From now on these files, where the recipe wants it.
+function Run:look_at(trainer, files)
+  self.watch = trainer.recipe.live.watch and #files > 0 and sources.watch(files) or nil
 end
 
 -- ---- messages ----
@@ -70,7 +79,7 @@ end
 
 function take.W(self, id, text)
   host.control_keep(id)
-  table.insert(self.queue, { id = id, text = "W" .. text })
+  self:propose(text, function(kind, answer) host.control_send(id, kind, answer) end, id)
 end
 
 function take.I() end -- the line that it was to stop has ended
@@ -105,11 +114,31 @@ function Run:forget(id)
   end
 end
 
+--- run:propose(path, reply, id): offer the recipe in this file; reply(kind, text) hears what became of it.
+function Run:propose(path, reply, id) table.insert(self.queue, { id = id, text = "W" .. path, reply = reply }) end
+
+-- Offer what has been saved, once for each content.
+function Run:look(trainer)
+  local name = self.watch and self.watch:changed()
+  if not name then return end
+  log.text("%s was saved", name)
+  self:propose(trainer.info.path, function(kind, _, offer)
+    if kind == "E" and self.watch then self.watch:add(offer.files or {}) end -- what it would require
+  end)
+end
+
 -- ---- meetings ----
 
+-- Whether what stands in the queue can be served: recipes wait for the first step of the one before.
+function Run:ready(trainer)
+  local asked = self.queue[1]
+  if not asked or trainer.change then return false end
+  return asked.text:sub(1, 1) ~= "W" or trainer.state.step >= trainer.first
+end
+
 -- All ranks find the same.
-function Run:meets()
-  local asked = host.rank == 0 and #self.queue > 0
+function Run:meets(trainer)
+  local asked = host.rank == 0 and self:ready(trainer)
   if mesh.size() == 1 then return asked end
   if not self.shared then return mesh.world:sum_numbers({ asked and 1 or 0 }, "max")[1] > 0 end
   local turn = host.meeting()
@@ -120,36 +149,47 @@ end
 function Run:meet(trainer)
   self.session = self.session or lines.new { keep = true }
   while true do
-    local asked = table.remove(self.queue, 1) or { text = "" }
+    local asked = self:ready(trainer) and table.remove(self.queue, 1) or { text = "" }
     local text = self.session:hear(asked.text)
     if text == "" then return end
-    local kind, answer = self:serve(text:sub(1, 1), text:sub(2), trainer)
-    if host.rank == 0 then
-      host.control_send(asked.id, kind, answer)
-      self:listen(trainer)
-    end
+    if text:sub(1, 1) == "L" then self:run_line(text:sub(2), trainer)
+    else self:offer(text:sub(2), trainer, asked.reply) end
+    if trainer.change then return self:meet_again() end
+    if host.rank == 0 then self:listen(trainer) end
   end
 end
 
--- On all ranks -> kind, text of the answer, at the first.
-function Run:serve(kind, text, trainer)
-  local session = self.session
-  if kind == "L" then
-    local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
-                      trainer = trainer }
-    local said, well = session:run(text, { given = at_hand, client = self.client })
-    return "R", (well and "+" or "-") .. said
-  end
-  local taken, reason = swap.run(trainer, text, function(...) return session:protect(...) end)
-  return taken and "K" or "E", taken and tostring(trainer.state.step + 1) or reason
+-- What is left waits for the step between.
+function Run:meet_again()
+  if host.rank == 0 and self.shared and #self.queue > 0 and host.meeting() ~= STOPPING then host.meet(self.turn + 1) end
+end
+
+-- On all ranks.
+function Run:run_line(text, trainer)
+  local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
+                    trainer = trainer }
+  local client = self.client
+  local said, well = self.session:run(text, { given = at_hand, client = client })
+  if host.rank == 0 and client then host.control_send(client, "R", (well and "+" or "-") .. said) end
+end
+
+-- On all ranks; the first answers when it is known.
+function Run:offer(path, trainer, reply)
+  swap.offer(trainer, path, self.session, function(kind, answer, offer)
+    if kind == "K" then self:look_at(trainer, offer.files) end
+    reply(kind, answer, offer)
+  end)
 end
 
 --- live.boundary(trainer): before each step, on all ranks.
 function live.boundary(trainer)
   local run = trainer.live or open(trainer)
   run.turn = run.turn + 1
-  if host.rank == 0 then run:listen(trainer) end
-  if run:meets() then run:meet(trainer) end
+  if host.rank == 0 then
+    run:listen(trainer)
+    run:look(trainer)
+  end
+  if run:meets(trainer) then run:meet(trainer) end
 end
 
 --- live.close(trainer): when the last step is done and saved, on all ranks.
@@ -161,7 +201,7 @@ function live.close(trainer)
   if host.rank ~= 0 then return end
   run:listen(trainer)
   for _, asked in ipairs(run.queue) do
-    host.control_send(asked.id, "E", ("the run has ended, at step %d"):format(trainer.state.step))
+    if asked.id then host.control_send(asked.id, "E", ("the run has ended, at step %d"):format(trainer.state.step)) end
   end
   run.told.step = trainer.state.step
   process.finish(trainer.state.run, run.told, trainer.stopping and "stopped" or "done")

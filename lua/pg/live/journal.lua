@@ -1,16 +1,22 @@
 -- live/journal.lua: FOLDER/journal.jsonl: what was offered to a run while it trained, an object a line: step,
--- accepted, hash and text of the recipe, and where it was refused reason, with file and line, rank and field.
+-- accepted, hash of all its texts, text of the recipe, modules (texts, by file, that are not those that run), and where it
+-- was refused reason, with file and line, rank and field.
 local c = require "pg.c"
 local fs = require "pg.fs"
 local json = require "pg.json"
 
 local journal = {}
-local KEYS = { "step", "accepted", "reason", "place", "rank", "field", "hash", "text", "time" }
+local KEYS = { "step", "accepted", "reason", "place", "rank", "field", "hash", "text", "modules", "time" }
 
 local function path(folder) return folder .. "/journal.jsonl" end
 
 -- JSON is UTF-8; a text that is not keeps its bytes as "\xNN".
 local function printable(text)
+  if type(text) == "table" then
+    local out = {}
+    for k, v in pairs(text) do out[printable(k)] = printable(v) end
+    return out
+  elseif type(text) ~= "string" then return text end
   if pcall(json.encode, text) then return text end
   return (text:gsub("[\128-\255]", function(byte) return ("\\x%02x"):format(byte:byte()) end))
 end
@@ -20,7 +26,7 @@ end
 function journal.write(folder, entry)
   c.keys(entry, KEYS, "journal")
   local line = { time = os.time() }
-  for k, v in pairs(entry) do line[k] = type(v) == "string" and printable(v) or v end
+  for k, v in pairs(entry) do line[k] = printable(v) end
   if not entry.accepted and not entry.place then
     line.place = tostring(entry.reason):match "^(%S-:%d+): "
   end

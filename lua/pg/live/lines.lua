@@ -3,6 +3,7 @@
 -- is undone, and the first rank gets what all have said, labelled.  Neighbours: groups.lua (which groups lines
 -- use), guard.lua (what they must leave alone), runtime/host/line.c (time limits, output).
 --   @0 x    @0,3 x    @0-2 x    @tp=1,pp=0 x    @all x
+local agree = require "pg.agree"
 local c = require "pg.c"
 local groups = require "pg.live.groups"
 local guard = require "pg.live.guard"
@@ -57,21 +58,14 @@ end
 -- The text of the first rank on all ranks.
 function Session:hear(text)
   self:start()
-  if self.service.size == 1 then return text end
-  local n = self.service:sum_numbers { self.service.rank == 0 and #text or 0 }[1]
-  local buffer = ffi.new("uint8_t[?]", n + 1)
-  if self.service.rank == 0 then ffi.copy(buffer, text, n) end
-  local t = Tensor.empty({ n + 1 }, "u8"):write(buffer)
-  self.service:broadcast(t, 0)
-  local heard = ffi.string((t:buffer()), n)
-  t:release()
-  return heard
+  return agree.tell(text, self.service)
 end
 
--- f() interpreted, under the time limit -> as host.limited.
-function Session:limited(f)
+-- f() interpreted, under the time limit -> as host.limited.  fresh: of people's code only such runs as was never
+-- compiled.
+function Session:limited(f, fresh)
   local compiled = jit.status()
-  jit.flush() -- hooks do not reach compiled code
+  if not fresh then jit.flush() end -- hooks do not reach compiled code
   jit.off()
   local function done(...)
     if compiled then jit.on() end
@@ -164,18 +158,19 @@ function Session:framed(mine, code, where, model)
   return ok, said, hurt
 end
 
---- session:protect(f, ...) -> as pcall, for code of people's that runs on all ranks between two steps: its output is
--- as always, its time is a line's.
+--- session:protect(f, ...) -> as pcall, for code of people's that has just been loaded and runs on all ranks between
+-- two steps: its output is as always, its time is a line's.
 function Session:protect(f, ...)
   local words, n = { ... }, select("#", ...)
   self.number = self.number + 1
   host.line_begin(self.number, self.prompt)
-  local function done(ok, value, more)
+  local function done(ok, ...)
     host.line_end()
-    if ok then return ok, value, more end
-    return false, more and self:story(value, more) or tostring(value):match "[^\n]*"
+    if ok then return ok, ... end
+    local value, reason = ...
+    return false, reason and self:story(value, reason) or tostring(value):match "[^\n]*"
   end
-  return done(self:limited(function() return f(unpack(words, 1, n)) end))
+  return done(self:limited(function() return f(unpack(words, 1, n)) end, true))
 end
 
 --- session:run(text, o) -> on the first rank what the ranks said (text), and whether all went well.  o: given (names

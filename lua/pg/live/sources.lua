@@ -5,6 +5,7 @@
 local c = require "pg.c"
 local agree = require "pg.agree"
 local fs = require "pg.fs"
+local guard = require "pg.live.guard"
 local host = require "pg.host"
 
 local sources = {}
@@ -47,6 +48,15 @@ local function find(module)
   return file, file
 end
 
+-- Modules that lie beside a script are found while f runs.
+local function with_folder(file, f)
+  local before, place = package.path, file:match "^(.*)/[^/]*$"
+  if place then package.path = ("%s/?.lua;%s/?/init.lua;%s"):format(place, place, before) end
+  local ok, wrong = pcall(f)
+  package.path = before
+  return ok, wrong
+end
+
 -- A module of pgrun itself or of Lua: every version of a recipe shares it.
 local function is_shared(module)
   return module == "pg" or module:find "^pg%." ~= nil or module == "ffi" or module:find "^jit%f[.%z]" ~= nil
@@ -57,11 +67,27 @@ local function strip(text) return (text:gsub("^#[^\n]*", "")) end
 
 -- ---- loading ----
 
+-- math and os of a version: while it is only tried (version.trying), it draws no numbers of the running recipe's and
+-- cannot end the process.
+local function libraries(version)
+  local apart = guard.libraries().math
+  local function either(name)
+    return function(...) return (version.trying and apart or math)[name](...) end
+  end
+  local function exit(...)
+    if version.trying then error("os.exit: a recipe that is only tried ends no process", 2) end
+    os.exit(...)
+  end
+  return setmetatable({ random = either "random", randomseed = either "randomseed" }, { __index = math }),
+         setmetatable({ exit = exit }, { __index = os })
+end
+
 -- Run the script with a require of its own.  get(module) -> { name =, text = } | nil: left to the real one.
 -- -> what the script returns, its modules.  Globals it sets stay in an environment of this version.
-local function load_all(script, get)
+local function load_all(script, get, version)
   local loaded, loading = {}, {}
   local env = setmetatable({}, { __index = _G })
+  env.math, env.os = libraries(version)
   local function run(file, ...)
     local chunk, wrong = loadstring(strip(file.text), "@" .. file.name)
     if not chunk then error(wrong, 0) end
@@ -86,30 +112,48 @@ local function load_all(script, get)
   return given, loaded
 end
 
-local function lines_of(message)
-  if type(message) ~= "string" then return tostring(message) end
-  return (message:gsub("^%s+", ""))
+-- Where require has looked is left out.
+local function line_of(message)
+  return (tostring(message):gsub("^%s+", ""):match "[^\n]*":gsub("not found:$", "not found"))
 end
 
--- Modules that lie beside a script are found while it is looked through.
-local function with_folder(file, f)
-  local before, place = package.path, file:match "^(.*)/[^/]*$"
-  if place then package.path = ("%s/?.lua;%s/?/init.lua;%s"):format(place, place, before) end
-  local ok, wrong = pcall(f)
-  package.path = before
-  return ok, wrong
+local function is_user(module)
+  return type(module) == "string" and not is_shared(module)
 end
 
---- sources.collect(path) -> a list of { name, text, file, stamp, module = nil for the script }: what the recipe in
--- that file consists of now.  Raises what is wrong with it, with file and line.
-function sources.collect(path)
-  local list = {}
-  local function take(name, file, text, module)
-    local mark
-    if file ~= "" then text, mark = sources.read(file) end
-    list[#list + 1] = { name = name, text = text, file = file, stamp = mark, module = module }
-    return list[#list]
+-- Modules of people's that have been loaded, in order of the alphabet.
+local function loaded_modules()
+  local names = {}
+  for module in pairs(package.loaded) do if is_user(module) then names[#names + 1] = module end end
+  table.sort(names)
+  return names
+end
+
+-- A list of files, each once.
+local function gatherer(list)
+  local seen = {}
+  return function(name, file, text, module)
+    if seen[name] then return seen[name] end
+    local f = { name = name, text = text or "", file = file, module = module }
+    list[#list + 1], seen[name] = f, f
+    if file ~= "" then f.text, f.stamp = sources.read(file) end
+    return f
   end
+end
+
+-- What is required by the end, in functions, is not seen when the script is run: those that have been loaded so far.
+local function take_loaded(take)
+  for _, module in ipairs(loaded_modules()) do
+    local name, file, text = find(module)
+    if name then take(name, file, text, module) end
+  end
+end
+
+--- sources.collect(path, list) -> a list of { name, text, file, stamp, module = nil for the script }: what the recipe
+-- in that file consists of now.  Raises what is wrong with it, with file and line; list (or nil) then has what was read.
+function sources.collect(path, list)
+  list = list or {}
+  local take = gatherer(list)
   local known, file = host.source(path)
   if not known then error(path .. ": no such file", 0) end
   local script = take(path, file, known)
@@ -117,8 +161,30 @@ function sources.collect(path)
     local name, found, text = find(module)
     return name and take(name, found, text, module)
   end
-  local ok, wrong = with_folder(file, function() load_all(script, get) end)
-  if not ok then error(lines_of(wrong), 0) end
+  local ok, wrong = with_folder(file, function()
+    load_all(script, get, { trying = true })
+    take_loaded(take)
+  end)
+  if not ok then error(line_of(wrong), 0) end
+  return list
+end
+
+local running = {} -- hashes of the modules' texts, by name in messages
+
+local function note_running(list)
+  running = {}
+  for _, f in ipairs(list) do running[f.name] = c.hash(f.text) end
+end
+
+--- sources.running(path) -> the same of the recipe that is running, from the files as they are, without running them.
+function sources.running(path)
+  local list = {}
+  local take = gatherer(list)
+  local text, file = host.source(path)
+  if not text then return list end
+  take(path, file, text)
+  with_folder(file, function() take_loaded(take) end)
+  note_running(list)
   return list
 end
 
@@ -153,39 +219,64 @@ end
 --- sources.hash(packed) -> 16 hexadecimal digits.
 function sources.hash(packed) return bit.tohex(c.hash(packed)) end
 
---- sources.load(list) -> the recipe's table, its modules by name | nil, message.  Only these texts are run.
+--- sources.load(list) -> the recipe's table, its modules by name, the version | nil, message.  Only these texts are
+-- run.  version.trying (true) is set to false by sources.commit.
 function sources.load(list)
-  local by_module = {}
+  local by_module, version = {}, { trying = true }
   for _, f in ipairs(list) do if f.module then by_module[f.module] = f end end
-  local ok, given, modules = pcall(load_all, list[1], function(module) return by_module[module] end)
-  if not ok then return nil, lines_of(given) end
-  return given, modules
+  local ok, given, modules = pcall(load_all, list[1], function(module) return by_module[module] end, version)
+  if not ok then return nil, line_of(given) end
+  return given, modules, version
 end
 
---- sources.commit(modules): later calls of require see these.
-function sources.commit(modules)
-  for name, value in pairs(modules) do package.loaded[name] = value end
+--- sources.commit(offer): later calls of require see these.
+function sources.commit(offer)
+  for name, value in pairs(offer.modules) do package.loaded[name] = value end
+  note_running(offer.list)
+  offer.version.trying = false
 end
 
---- sources.offer(path, protect) -> on all ranks { recipe =, modules =, list =, hash =, text = } | nil, message, rank:
--- the first rank whose copy could not be made.  All ranks call it; the same text runs on all.  protect: pcall, or one
--- with a time limit.
-function sources.offer(path, protect)
-  protect = protect or pcall
-  local packed = agree.text(function()
-    local ok, list = protect(sources.collect, path)
-    return ok and "+" .. sources.pack(list) or "-" .. tostring(list)
-  end)
-  if packed:sub(1, 1) == "-" then return nil, packed:sub(2), 0 end
-  local list = sources.unpack(packed:sub(2))
-  local ran, given, modules = protect(sources.load, list)
-  if not ran then given, modules = nil, given end
-  local wrong = agree.first(not given and ("%d %s"):format(host.rank, modules) or nil)
-  if wrong then
-    local rank, message = wrong:match "^(%d+) (.*)$"
-    return nil, message, tonumber(rank)
+-- Texts of modules that differ from those that run, by name.
+local function changed(list)
+  local out
+  for _, f in ipairs(list) do
+    if f.module and running[f.name] ~= c.hash(f.text) then
+      out = out or {}
+      out[f.name] = f.text
+    end
   end
-  return { recipe = given, modules = modules, list = list, hash = sources.hash(packed:sub(2)), text = list[1].text }
+  return out
+end
+
+-- What rank 0 sends: "+" and the texts, or "-" and the reason; files: what it has read.
+local function send(path, protect, files)
+  local ok, wrong = protect(sources.collect, path, files)
+  return ok and "+" .. sources.pack(files) or "-" .. tostring(wrong)
+end
+
+--- sources.offer(path, protect) -> on all ranks { path =, text =, hash =, list = }; without list where rank 0 cannot
+-- read it, and the reason.  On rank 0 also files, as sources.collect gives them, and changed, the texts of modules that
+-- are not those that run.  All ranks call it.  protect: pcall, or one with limits.
+function sources.offer(path, protect)
+  local offer, files = { path = path }, {}
+  local packed = agree.text(send, path, protect or pcall, files)
+  if host.rank == 0 then
+    offer.files, offer.changed, offer.text = files, changed(files), files[1] and files[1].text
+    offer.hash = sources.hash(sources.pack(files))
+  end
+  if packed:sub(1, 1) == "-" then return offer, packed:sub(2) end
+  offer.list = sources.unpack(packed:sub(2))
+  offer.text, offer.hash = offer.list[1].text, sources.hash(packed:sub(2))
+  return offer
+end
+
+--- sources.compile(offer, protect): on this rank, from these texts: offer.recipe, its modules, version; raises what is
+-- wrong.
+function sources.compile(offer, protect)
+  local ran, given, modules, version = (protect or pcall)(sources.load, offer.list)
+  if not ran then given, modules = nil, given end
+  if not given then error(modules, 0) end
+  offer.recipe, offer.modules, offer.version = given, modules, version
 end
 
 -- ---- watching ----
@@ -194,14 +285,17 @@ local Watch = {}
 Watch.__index = Watch
 
 --- sources.watch(list) -> a watch over the files of what sources.collect returned.
-function sources.watch(list)
-  local w = setmetatable({ files = {} }, Watch)
+function sources.watch(list) return setmetatable({ files = {}, known = {} }, Watch):add(list) end
+
+--- watch:add(list) -> watch: those of the list that it does not look at yet as well.
+function Watch:add(list)
   for _, f in ipairs(list) do
-    if f.file and f.file ~= "" then
-      w.files[#w.files + 1] = { file = f.file, stamp = f.stamp, hash = c.hash(f.text), name = f.name }
+    if f.file and f.file ~= "" and not self.known[f.file] then
+      self.known[f.file] = true
+      self.files[#self.files + 1] = { file = f.file, stamp = f.stamp, hash = c.hash(f.text), name = f.name }
     end
   end
-  return w
+  return self
 end
 
 -- Whether the content differs, now that the file has stood still; a save without a change does not count.

@@ -88,16 +88,31 @@ function Optimizer:lay_runs(s)
   state.ends, state.factors, state.weights = s:run_tables(self.settings.decay or 0)
 end
 
---- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
-function Optimizer:swap(settings, run)
+--- optim:check(settings): raises where optim:swap cannot take them.
+function Optimizer:check(settings)
   check_settings(settings)
   local was, now = self.settings.moments or "fp32", settings.moments or "fp32"
   if was ~= now then
     c.fail('optim.moments was "%s", is "%s" now; set it back, or start a new run', was, now)
   end
+end
+
+--- optim:swap(settings, run): new settings for the next step; moments and the step count stay.
+function Optimizer:swap(settings, run)
+  self:check(settings)
   self.settings, self.run = settings, run or self.run
   self.rate = rate.build(settings.rate, self.run)
   for _, s in ipairs(self.segments) do self:lay_runs(s) end
+end
+
+--- optim:keep() -> a function that takes a swap back, as long as no step was made with it.
+function Optimizer:keep()
+  local settings, run, of, runs = self.settings, self.run, self.rate, {}
+  for s, state in pairs(self.states) do runs[s] = { state.ends, state.factors, state.weights } end
+  return function()
+    self.settings, self.run, self.rate = settings, run, of
+    for s, state in pairs(self.states) do state.ends, state.factors, state.weights = unpack(runs[s]) end
+  end
 end
 
 --- optim:resume(number): `number` steps are behind it, as far as rates, bias corrections and random bases go.
@@ -146,9 +161,19 @@ function Optimizer:measure()
   c.check(C.pg_clip(block.raw, self.settings.clip or 0))
 end
 
+--- optim:next_rate(state) -> the rate of the next update.  state: what it is asked with.
+function Optimizer:next_rate(state)
+  local number = self.steps + 1
+  local now = self.rate(state or { step = number, steps = self.run.steps, tokens = self.run.tokens })
+  if type(now) ~= "number" or not (now >= 0 and now < math.huge) then
+    c.fail("rate: at step %d it is %s, not a number of 0 or more", number, tostring(now))
+  end
+  return now
+end
+
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
 -- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
--- o.state: what the rate is asked with.  Raises, with nothing updated, where a gradient is not finite.
+-- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a gradient is not finite.
 function Optimizer:step(o)
   local reduced = o and o.reduced
   self.bad_gradient = o and o.bad
@@ -157,11 +182,7 @@ function Optimizer:step(o)
     if s.level < 2 then s:zero_unused() end -- from level 2 on done when it was reduced
     if s:stale() then self:lay_runs(s) end
   end
-  local number = self.steps + 1
-  local now = self.rate(o and o.state or { step = number, steps = self.run.steps, tokens = self.run.tokens })
-  if type(now) ~= "number" or not (now >= 0 and now < math.huge) then
-    c.fail("rate: at step %d it is %s, not a number of 0 or more", number, tostring(now))
-  end
+  local number, now = self.steps + 1, o and o.rate or self:next_rate(o and o.state)
   self:measure()
   watch.mark "gradient norm"
   step.set(self:corrections(number, now))

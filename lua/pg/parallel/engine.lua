@@ -7,6 +7,7 @@ local pipeline = require "pg.parallel.pipeline"
 local reducer = require "pg.parallel.reducer"
 local reduce = require "pg.ops.reduce"
 local scope = require "pg.scope"
+local zero = require "pg.parallel.zero"
 local Tensor = require "pg.tensor"
 local C = require("pg.c").C
 
@@ -66,6 +67,36 @@ function Engine:gradients(micro, source)
   end
   return sum
 end
+
+-- ---- another recipe while it goes on (live/swap.lua) ----
+
+--- e:trial(model, batch, loss, backward): what this rank does with a micro-batch, of a model that is laid out as its
+-- own, with loss(model, batch), and backward too where that is true.  On shapes alone: nothing is sent.
+function Engine:trial(model, batch, loss, backward)
+  if self.pipe then return self.pipe:trial(model, batch, loss, backward) end
+  local y = loss(model, batch)
+  if backward then y:backward() end
+end
+
+--- e:adopt(model, schedule): from now on the code of another model that has the same parameters.
+function Engine:adopt(model, schedule)
+  self.model = model
+  if self.pipe then self.pipe:adopt(model, schedule) end
+end
+
+--- e:keep() -> what e:abandon(kept) takes, after a step that was not finished and once the groups are whole again.
+function Engine:keep()
+  zero.ready(self.segments)
+  return { model = self.model, pipe = self.pipe and self.pipe:keep() }
+end
+
+function Engine:abandon(kept)
+  zero.abandon(self.segments)
+  self.model, self.bad = kept.model, nil
+  if self.pipe then self.pipe:abandon(kept.pipe) end
+end
+
+-- ---- looking ----
 
 --- e:evaluate(batch) -> sum of losses, count of targets; 0, 0 on ranks that do not count.  Forward only: call it in a
 -- scope and under tape.no_grad.

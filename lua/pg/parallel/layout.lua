@@ -156,6 +156,17 @@ function layout.build(what, l, o)
   return model, plan
 end
 
+--- layout.lay(what, l, o) -> model, as this rank holds it in the mesh that stands, without numbers (o.dtype: of them).
+function layout.lay(what, l, o)
+  local model = module_of(what)
+  if l.pp > 1 or l.blocks then
+    local plan = parts.cut(model, l)
+    if l.pp > 1 then parts.mark(model, plan, mesh.pp.rank) end
+  end
+  params.lay(model, o)
+  return model
+end
+
 -- ---- the plan, printed ----
 
 -- "embedding, blocks 0-3"; what a stage holds, its chunks joined by "and".

@@ -82,7 +82,7 @@ end
 
 -- ---- steps ----
 
-local function kind_of(batch, chunk) return chunk .. ":" .. table.concat(batch.tokens.shape, "x") end
+local function kind_of(batch, chunk) return wire.kind(chunk, batch.tokens.shape) end
 
 -- A chunk on a micro-batch -> the activation received (nil in chunk 0), and what comes out of it.
 function Pipeline:run(batch, chunk)
@@ -195,6 +195,35 @@ function Pipeline:through(batch)
     end
   end
   if self.rank == self.stages - 1 then return y, valid end
+end
+
+-- ---- another recipe while it goes on ----
+
+--- p:trial(model, batch, loss, backward): as engine:trial, each chunk of this stage by itself.
+function Pipeline:trial(model, batch, loss, backward)
+  for chunk = self.rank, self.last, self.stages do
+    local items, x = self.plan[chunk], nil
+    local y
+    if chunk > 0 then
+      x = self.wire:like_down(chunk, batch.tokens.shape)
+      x.requires_grad = backward
+    end
+    if chunk == self.last then y = loss(x and stand_in(model, x, batch, items) or model, batch)
+    else y = model:part(x, batch, items[1], items[2]) end
+    if backward then tape.backward({ y }, { Tensor.empty(y.shape, y.dtype) }) end
+  end
+end
+
+--- p:adopt(model, order), p:keep() -> kept, p:abandon(kept): as the engine's.
+function Pipeline:adopt(model, order) self.model, self.schedule, self.lists = model, order, {} end
+
+function Pipeline:keep()
+  return { model = self.model, schedule = self.schedule, lists = self.lists, wire = self.wire:keep() }
+end
+
+function Pipeline:abandon(kept)
+  self.model, self.schedule, self.lists = kept.model, kept.schedule, kept.lists
+  self.wire:abandon(kept.wire)
 end
 
 return pipeline

@@ -35,6 +35,9 @@ end
 
 -- ---- activations ----
 
+--- wire.kind(chunk, shape) -> a text for the activations that go into a chunk, of token batches of this shape.
+function wire.kind(chunk, shape) return chunk .. ":" .. table.concat(shape, "x") end
+
 local names = {}
 for name, code in pairs(Tensor.codes) do names[tonumber(code)] = name end
 
@@ -70,6 +73,26 @@ function Wire:receive_down(kind)
   return x
 end
 
+-- An activation of token batches [b,t] as it would be of [B,T]: rows in its first dim, or samples and positions.
+local function resized(shape, b, t, B, T)
+  local out = { unpack(shape) }
+  if #shape > 2 and shape[1] == b and shape[2] == t then out[1], out[2] = B, T
+  else out[1] = math.ceil(shape[1] * B * T / (b * t)) end
+  return out
+end
+
+--- w:like_down(chunk, { B, T }) -> a tensor as chunk would receive it of such a token batch, judged by what it has
+-- received: its numbers are not set.
+function Wire:like_down(chunk, batch)
+  local known = self.shapes[wire.kind(chunk, batch)]
+  if known then return Tensor.empty(known.shape, known.dtype) end
+  for kind, other in pairs(self.shapes) do
+    local b, t = kind:match("^" .. chunk .. ":(%d+)x(%d+)$")
+    if b then return Tensor.empty(resized(other.shape, tonumber(b), tonumber(t), batch[1], batch[2]), other.dtype) end
+  end
+  c.fail("chunk %d has received nothing yet", chunk)
+end
+
 -- ---- gradients ----
 
 --- w:send_up(dx): the gradient of an activation to the stage before; w:receive_up(y) -> that of y.
@@ -96,5 +119,16 @@ function Wire:sweep(most)
     end
   end
 end
+
+local function copy(t)
+  local out = {}
+  for k, v in pairs(t) do out[k] = v end
+  return out
+end
+
+--- w:keep() -> what w:abandon(kept) takes: between two steps nothing is under way, and both sides of a wire have told
+-- one another of the same kinds.
+function Wire:keep() return { told = copy(self.told), shapes = copy(self.shapes) } end
+function Wire:abandon(kept) self.works, self.told, self.shapes = {}, kept.told, kept.shapes end
 
 return wire

@@ -156,7 +156,7 @@ function zero.attach(model)
   end)
   for _, s in ipairs(model.segments) do
     s.in_item = kept[s] -- an item waits for it
-    if s.level == 3 and not s.in_item then s:whole_values() end
+    if s.level == 3 and not s.in_item and not s.stays then s:whole_values() end
   end
   return model
 end
@@ -179,6 +179,15 @@ end
 function zero.gather_values(segments)
   for _, s in ipairs(segments) do s:updated() end
   zero.ready(segments)
+end
+
+--- zero.abandon(segments): a step that will not be finished leaves them as it found them: no gradient, values as
+-- before it; what was under way is forgotten.
+function zero.abandon(segments)
+  for _, s in ipairs(segments) do
+    idle[s] = nil
+    s:abandon()
+  end
 end
 
 -- ---- the plan ----

@@ -173,7 +173,8 @@ end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
 -- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
--- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a gradient is not finite.
+-- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a
+-- gradient is not finite.
 function Optimizer:step(o)
   local reduced = o and o.reduced
   self.bad_gradient = o and o.bad

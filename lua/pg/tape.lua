@@ -10,7 +10,8 @@
 -- than grad_input (zero-bubble pipelines).  Where the attribute in_place is i, nobody reads the numbers of
 -- input i again, and its gradient may be written over them: d[i] is then the input itself.  pass gives
 -- a gradient that needs no computing (a view of dy or dy itself), or nil.  again = f(saved, a) makes the
--- op's result once more (tape.saved), from what it has saved at the places again_needs (nil: all).  Saved tensors are owned by the record until it has been walked.
+-- op's result once more (tape.saved), from what it has saved at the places again_needs (nil: all).
+-- Saved tensors are owned by the record until it has been walked.
 -- A leaf's gradient may have another dtype than the leaf (leaf.grad_dtype: f32 beside bf16).  A mixed op
 -- writes such gradients of its weights (the inputs marked so; where none is, all but the first) itself; for
 -- others they are made in the leaf's dtype and then added.  A based op is f(r, dy, d, add, base): where

@@ -100,7 +100,7 @@ cases.dropout_micro = { 12, function(o)
   return { data = text(o), model = gpt2(o), micro = 1, recompute = "block" }
 end }
 cases.own_loss = { 12, function(o)
-  return { data = text(o), model = gpt2(o), micro = 2, loss = function(model, batch)
+  return { data = text(o), model = gpt2(o), micro = 1, loss = function(model, batch)
     return pg.cross_entropy(model(batch.tokens), batch.targets, { step = batch.step })
   end }
 end }
@@ -184,8 +184,8 @@ end
 
 local started = 0
 
---- training.outcome(name, ranks, o) -> records, weights, folder of a case, run by as many processes of their own.  o: as
--- training.case takes it, of plain values, such as { batch = 12, deep = 4, layout = { pp = 2, tp = 2 },
+--- training.outcome(name, ranks, o) -> records, weights, folder of a case, run by as many processes of their own.
+-- o: as training.case takes it, of plain values, such as { batch = 12, deep = 4, layout = { pp = 2, tp = 2 },
 -- more = { micro = 1, recompute = "block" } }.  For one rank leave layout out.
 function training.outcome(name, ranks, o)
   started = started + 1
@@ -231,11 +231,11 @@ function training.same_weights(name, got, want)
     local e = 0
     for i, x in ipairs(numbers) do e, size = e + (own[i] - x) ^ 2, size + x ^ 2 end
     difference = difference + e
-    if not (e <= worst) then worst, where = e, key end
+    if e > worst or e ~= e then worst, where = e, key end
   end
   for key in pairs(got) do assert(want[key], ("%s: the checkpoint has a %s of its own"):format(name, key)) end
   local e = math.sqrt(difference / size)
-  if not (e <= WEIGHTS) then -- or not a number
+  if e > WEIGHTS or e ~= e then
     error(("%s: the last weights differ by %.3g of their norm, most in %s"):format(name, e, where))
   end
 end

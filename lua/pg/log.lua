@@ -1,6 +1,6 @@
 -- log.lua: what a run tells: lines and a live line on rank 0's terminal, and in the run's folder
--- metrics.jsonl (an object a step) and TensorBoard events.  No colours and no escape codes, so that
--- NO_COLOR has nothing to turn off.
+-- metrics.jsonl (an object a step), log.txt (the lines) and TensorBoard events.  No colours and no escape
+-- codes, so that NO_COLOR has nothing to turn off.
 local c = require "pg.c"
 local fs = require "pg.fs"
 local host = require "pg.host"
@@ -63,10 +63,15 @@ local function wipe()
   return n > 0 and "\r" .. (" "):rep(n) .. "\r" or ""
 end
 
---- log.text(format, ...): a line, from rank 0 alone.
+--- log.text(format, ...): a line, from rank 0 alone; in the folder of a run log.txt keeps it.
 function log.text(format, ...)
   if host.rank ~= 0 then return end
-  out(wipe(), select("#", ...) > 0 and format:format(...) or format, "\n")
+  local text = select("#", ...) > 0 and format:format(...) or format
+  out(wipe(), text, "\n")
+  if log.book then
+    log.book:write(text, "\n")
+    log.book:flush()
+  end
 end
 
 --- log.live(text): the line that the next one overwrites; nothing where there is no terminal.
@@ -122,6 +127,7 @@ function log.open(folder)
   local path = folder .. "/metrics.jsonl"
   local file, why = io.open(path, "a")
   if not file then c.fail("log: cannot write %s: %s", path, why) end
+  log.book = io.open(folder .. "/log.txt", "a") -- where it cannot be written, metrics cannot either, and they tell
   local slot = ffi.new "pg_events *[1]"
   c.check(C.pg_events_open(slot, folder))
   return setmetatable({ path = path, file = file, events = ffi.gc(slot[0], C.pg_events_close),
@@ -163,6 +169,8 @@ function Files:close()
   self:flush()
   C.pg_events_close(ffi.gc(self.events, nil))
   self.file:close()
+  if log.book then log.book:close() end
+  log.book = nil
 end
 
 return log

@@ -22,6 +22,10 @@ local function start()
   local comm = C.pg_comm_world()
   mesh.world = setmetatable({ name = "world", comm = comm, rank = C.pg_comm_rank(comm),
                               size = C.pg_comm_size(comm) }, Axis)
+  local all = {}
+  for i = 1, mesh.world.size do all[i] = i - 1 end
+  mesh.world.members = all
+  mesh.groups = { mesh.world } -- every axis that has a group, in the order of making, the same on its ranks
 end
 
 -- The ranks that differ from mine only along axis i, and my place among them.
@@ -34,12 +38,19 @@ local function line_of(i, sizes, place)
   return ranks
 end
 
--- A group of `n` ranks of the world -> a communicator.  All of them call it.
-local function split(ranks, n, name)
+--- mesh.split(ranks, n, name) -> the communicator of a group of `n` ranks of the world.  All of them call it.
+function mesh.split(ranks, n, name)
   local slot = ffi.new "pg_comm *[1]"
   host.waits_at()
   c.check(C.pg_comm_split(slot, mesh.world.comm, ranks, n, name))
   return ffi.gc(slot[0], C.pg_comm_free)
+end
+
+-- Give the axis its group and remember it.
+local function join(axis, ranks, n)
+  axis.comm, axis.size, axis.members = mesh.split(ranks, n, axis.name), n, {}
+  for i = 1, n do axis.members[i] = ranks[i - 1] end
+  mesh.groups[#mesh.groups + 1] = axis
 end
 
 --- mesh.build{ pp =, dp =, tp =, zero =, sequence =, tp_chunks = }: sizes whose product is the number of ranks;
@@ -64,11 +75,12 @@ function mesh.build(layout)
     place[i] = rest % sizes[i]
     rest = math.floor(rest / sizes[i])
   end
+  mesh.groups = { mesh.world }
   for i, name in ipairs(names) do
     local axis = single(name)
     if sizes[i] > 1 then
-      axis.comm = split(line_of(i, sizes, place), sizes[i], name)
-      axis.rank, axis.size = place[i], sizes[i]
+      join(axis, line_of(i, sizes, place), sizes[i])
+      axis.rank = place[i]
     end
     axis.stride = 1
     for j = i + 1, #sizes do axis.stride = axis.stride * sizes[j] end
@@ -90,7 +102,7 @@ function Axis:group(members, name)
     ranks[i - 1] = first + m * self.stride
     if m == self.rank then axis.rank = i - 1 end
   end
-  axis.comm, axis.size = split(ranks, #members, name), #members
+  join(axis, ranks, #members)
   return axis
 end
 

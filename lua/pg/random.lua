@@ -4,12 +4,11 @@ local c = require "pg.c"
 local Tensor = require "pg.tensor"
 local C, ffi = c.C, c.ffi
 
-local random = {}
-local calls = 0
+local random = { calls = 0 } -- calls: those without a key, so far
 
 local function stream(o, name)
-  if not o.key then calls = calls + 1 end
-  return ffi.cast("uint64_t", c.int64(o.seed or 0, name .. ": seed")), c.hash(o.key or "random call " .. calls)
+  if not o.key then random.calls = random.calls + 1 end
+  return ffi.cast("uint64_t", c.int64(o.seed or 0, name .. ": seed")), c.hash(o.key or "random call " .. random.calls)
 end
 
 --- randn(shape, o) -> normal numbers.  o: mean (0), std (1), seed (0), dtype ("f32"), key: a name; without one every

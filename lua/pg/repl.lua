@@ -213,26 +213,40 @@ end
 
 local function same(...) return ... end
 
--- compile(text) -> function | nil, message, wants_more
-local function compile(text)
+--- repl.compile(text) -> function | nil, message, wants_more.  env: its globals.
+local function compile(text, env)
   local expression = text:gsub("^%s*=", "", 1)
   -- as an argument, not "return EXPRESSION": a tail call would leave no line for the traceback
   local close = expression:find("--", 1, true) and "\n)" or ")"
   local chunk = loadstring("local same = ... return same(" .. expression .. close, "=prompt")
-  if chunk then return function() return chunk(same) end end
+  if chunk then
+    setfenv(chunk, env or _G)
+    return function() return chunk(same) end
+  end
   local message
   chunk, message = loadstring(expression == text and text or "return " .. expression, "=prompt")
-  if chunk then return chunk end
+  if chunk then return setfenv(chunk, env or _G) end
   return nil, message, message:sub(-7) == "'<eof>'"
 end
+repl.compile = compile
 
--- Read until the lines make a chunk: function | nil, message | nil at the end | false if given up.
-local function read_chunk(native)
+--- repl.where("@0,3 x") -> "0,3", "x"; nil, the line, where it does not begin so.
+function repl.where(text)
+  local where, rest = text:match "^%s*@(%S+)%s+(.*)$"
+  if where then return where, rest end
+  return nil, text
+end
+
+--- repl.read(native) -> chunk, text: lines that together make sense | nil, message | nil at the end | false if given
+-- up.  A line may begin with the ranks that it is for.
+function repl.read(native)
   local text = native.read("> ")
   if not text then return text end
   while true do
-    local chunk, message, more = compile(text)
-    if chunk or not more then return chunk, message end
+    local _, code = repl.where(text)
+    local chunk, message, more = compile(code)
+    if chunk then return chunk, text end
+    if not more then return nil, message end
     local line = native.read(">> ")
     if line == false then return false end
     if line == nil then return nil, message end
@@ -240,11 +254,13 @@ local function read_chunk(native)
   end
 end
 
-local function print_results(count, ...)
+--- repl.results(...) -> the values of an expression as one text; nil where there are none.
+function repl.results(...)
   local parts = {}
-  for i = 1, count do parts[i] = repl.show((select(i, ...))) end
-  io.write(table.concat(parts, "\t"), "\n")
+  for i = 1, select("#", ...) do parts[i] = repl.show((select(i, ...))) end
+  return parts[1] and table.concat(parts, "\t")
 end
+local function print_results(...) io.write(repl.results(...), "\n") end
 
 -- True if the line did its work.
 local function finish(ok, ...)
@@ -256,7 +272,7 @@ local function finish(ok, ...)
   end
   if count > 0 then
     -- a __tostring may fail, too
-    local printed, message = pcall(print_results, count, ...)
+    local printed, message = pcall(print_results, ...)
     if not printed then io.stderr:write(tostring(message), "\n") end
   end
   io.stdout:flush()
@@ -278,7 +294,7 @@ function repl.run(native)
   local all_well = true
   _G.help = _G.help or function(x) print((repl.describe(x))) end
   while true do
-    local chunk, message = read_chunk(native)
+    local chunk, message = repl.read(native)
     if chunk then
       all_well = run_interpreted(native, chunk) and all_well
     elseif message then

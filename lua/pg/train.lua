@@ -15,6 +15,7 @@ local host = require "pg.host"
 local json = require "pg.json"
 local layout = require "pg.parallel.layout"
 local loader = require "pg.data.loader"
+local live = require "pg.live"
 local log = require "pg.log"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
@@ -57,7 +58,7 @@ local function place(r)
   choices.open()
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(described(r), r.layout, {
-    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments })
+    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments * (r.optim.moments == "bf16" and 2 or 4) })
   if r.recompute == "block" then
     if not (model.layers and model.layers.items) then
       c.fail 'recompute = "block" needs a model whose layers are an nn.Sequential of blocks; use recompute = "none"'
@@ -81,7 +82,7 @@ local function held_out(r, set, model)
   return data.open(o).train
 end
 
--- Sequences and ids that the model can take.
+-- Sequences and ids that the model can take, and the ranks of tp share out.
 local function check_data(r, info, model)
   for _, key in ipairs { "context", "vocab" } do
     local limit, asked = model[key], r.data[key]
@@ -91,6 +92,7 @@ local function check_data(r, info, model)
       recipe.fail(info, "data." .. key, "data.%s is %d, the model's is %d; it may not be larger", key, asked, limit)
     end
   end
+  recipe.guard(info, "micro", rows.check, r.micro, r.data.context or model.context)
 end
 
 local function setup(r, info)
@@ -144,6 +146,7 @@ function Trainer:open_run()
     end
     local stays = source and (not info.run or run.folder(info.run) == source)
     local folder = stays and source or run.place(info)
+    if stays then live.claim(folder) end
     run.begin(folder, info, self.settings, stays and m)
     return ("%s\n%s\n%s"):format(folder, from or "", self:fingerprint())
   end)
@@ -226,17 +229,16 @@ function Trainer:first_bad()
   return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
 end
 
--- End, on all ranks, where the loss is not finite: the first rank that has such a loss is named.
+-- End, on all ranks, where a loss or else a gradient is not finite: the first rank that has such a one is named.
 function Trainer:stop_nonfinite(loss)
-  local mine
-  if not finite(loss) then
-    mine = ("step %d, rank %d: the loss is %s; first bad tensor: %s; nothing was updated")
-      :format(self.state.step, mesh.rank(), tostring(loss), self:first_bad())
-  elseif self.engine.bad then
-    mine = ("step %d, rank %d: first bad gradient: %s; nothing was updated")
-      :format(self.state.step, mesh.rank(), self.engine.bad)
+  local function told(what)
+    return ("step %d, rank %d: %s; nothing was updated"):format(self.state.step, mesh.rank(), what)
   end
-  agree.fail(agree.first(mine) or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step))
+  local bad = self.engine.bad
+  local first = agree.first(not finite(loss) and told(("the loss is %s; first bad tensor: %s"):format(
+    tostring(loss), self:first_bad())) or nil)
+  first = first or agree.origin(bad and told("first bad gradient: " .. bad) or nil)
+  agree.fail(first or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step))
 end
 
 -- A global batch with a target that counts; those without are passed over, and do not count as steps.
@@ -296,8 +298,10 @@ function Trainer:evaluate_share()
   local r, sum, count, e = self.recipe, 0, 0, self.engine
   local batches = r.eval and r.eval.batches
   local o = { pad = r.data.pad, samples = batches and batches * r.data.batch, even = r.layout.zero == 3 }
-  local each = loader.each(self.held_out, r.micro, mesh.dp, o)
+  local each, turn = loader.each(self.held_out, r.micro, mesh.dp, o), 0
+  local look = mesh.pp.size > 1 and 4 * mesh.pp.size or 1 -- batches between two looks, at which stages wait
   repeat
+    turn = turn + 1
     local more = scope.run(function()
       local batch = each() -- born in this scope, so that it ends with it
       if not batch then return false end
@@ -305,7 +309,7 @@ function Trainer:evaluate_share()
       if not batch.idle then sum, count = sum + s, count + n end
       return true
     end)
-  until not more or e:asked(host.stop_requested())
+  until not more or turn % look == 0 and e:asked(host.stop_requested())
   e:settle()
   return sum, count
 end
@@ -328,6 +332,7 @@ function Trainer:sample()
   local s = self.recipe.sample
   local text = pg.generate(self.engine:writer(), s.prompt, { tokens = s.tokens, temperature = s.temperature,
                                                              seed = self.recipe.seed })
+  self.engine:settle()
   if host.rank ~= 0 then return end
   text = text:gsub("[%z\1-\8\11-\31\127]", "?") -- what would move a terminal's cursor
   log.text("---- sample, step %d ----\n%s\n----", self.state.step, text)
@@ -410,8 +415,10 @@ function Trainer:run()
   self.first = state.step + 1
   if self.first > state.steps then log.text("nothing left to do; --steps=%d would go on", state.steps + state.step) end
   while state.step < state.steps and not self.stopping do
+    live.boundary(self)
     self:after(scope.run(self.step, self))
   end
+  live.close(self)
   log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step,
            state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start))
 end

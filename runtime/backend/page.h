@@ -27,6 +27,12 @@ typedef struct pg_page {
     char failure[1024];        /* why it is about to end, "" if it is not */
     _Alignas(64) _Atomic uint32_t bell; /* futex: rung when something it waits for has come */
     _Atomic uint32_t asleep;            /* its threads that sleep on the bell */
+    /* The board of host/board.c: on the page of the host's first rank, told is each rank's own. */
+    _Atomic int64_t meet;     /* the turn between two steps in which all ranks meet; 0: none */
+    _Atomic uint32_t calls;   /* futex: how often the first rank has called the others */
+    _Atomic uint32_t stopped; /* lines of the prompt up to this number are to stop */
+    _Atomic int32_t prompt;   /* 1: the first rank reads lines, Ctrl-C is its own business */
+    _Atomic int32_t told;     /* 1: why it ends with its exit code has been said */
 } pg_page;
 
 /* ---- for the launcher ---- */

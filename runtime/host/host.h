@@ -3,15 +3,18 @@
  * The host starts Lua and ranks and ends them; it is the only room that knows lua.h.  main.c reads
  * the command line (options.c) and takes one of two ways: launch.c starts N processes and waits for
  * them (relay.c carries their output, report.c tells of the first death), or script.c runs Lua in
- * this process, with files found by source.c, signals by signals.c and the prompt by repl.c. */
+ * this process, with files found by source.c, signals by signals.c and the prompt by repl.c.  A run
+ * that goes on is reached through control.c; line.c runs what comes from there, on the ranks that
+ * board.c has called together. */
 #ifndef PG_HOST_H
 #define PG_HOST_H
 #include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include <lua.h>
+#include <lauxlib.h>
 
+#include "../backend/page.h"
 #include "../backend/ranks.h"
 #include "../pg.h"
 
@@ -39,6 +42,7 @@ typedef struct host_options {
 int host_options_read(host_options *o, int argc, char **argv);
 /* argv without -n and its value, for the ranks that the launcher starts; NULL-ended, malloced. */
 char **host_options_for_rank(int argc, char **argv);
+int host_opens_prompt(const host_options *o);
 void host_usage(void);
 int host_cores(void); /* that this process may use */
 
@@ -87,12 +91,27 @@ void host_signals_install(lua_State *L);
 int host_signal_seen(void);        /* SIGINT or SIGTERM that asks for an end; 0: none */
 int host_stop_requested(void);     /* SIGTERM came and a training loop has claimed it */
 void host_claim_stop(int claimed); /* the caller polls host_stop_requested() */
+void host_request_stop(void);      /* as SIGTERM, for a loop that has claimed it; no time limit */
 /* The signal has been heard: C entries work again, and `seconds` remain to end (0: no limit). */
 void host_signal_heard(unsigned seconds);
 void host_signals_reset(void); /* the prompt: the line is over, be ready for the next */
 
 /* ---- repl.c ---- */
 int host_prompt(lua_State *L);
+extern const luaL_Reg host_repl_functions[]; /* these tables become parts of pg.host */
+
+/* ---- board.c ---- */
+pg_page *host_board(void); /* the page on which this host's first rank calls the others */
+extern const luaL_Reg host_board_functions[];
+
+/* ---- line.c ---- */
+int host_line_takes_interrupt(
+    void); /* 1: Ctrl-C was meant for the line that runs, and is seen to */
+extern const luaL_Reg host_line_functions[];
+
+/* ---- control.c ---- */
+int host_control_fd(int id); /* of that peer; -1: none */
+extern const luaL_Reg host_control_functions[];
 
 /* ---- launch.c ---- */
 int host_launch(const host_options *o, int argc, char **argv);

@@ -3,7 +3,8 @@
  * A rank is this program again, with the same arguments less -n and its number in the environment
  * (the names torchrun uses, plus PG_SHM_FD).  The ranks die with the launcher (PR_SET_PDEATHSIG),
  * their shared memory has no name (a memfd), so nothing can be left behind.  They form one process
- * group of their own: Ctrl-C reaches the launcher alone, which passes it on. */
+ * group of their own: Ctrl-C reaches the launcher alone, which passes it on.  With a prompt on a
+ * terminal the first rank stays in our group, since only that may read there. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -55,7 +56,7 @@ static void set_environment(const host_options *o, const host_world *w, int loca
 /* In the new process: become the rank.  Ends the process if it cannot. */
 static void become_rank(const host_options *o, const host_world *w, int local, char **argv,
                         pid_t launcher, const int write_ends[2]) {
-    setpgid(0, w->group);
+    if (!w->children[local].beside) setpgid(0, w->group);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(HOST_FAILED); /* it died before prctl */
     sigset_t none;
@@ -63,7 +64,9 @@ static void become_rank(const host_options *o, const host_world *w, int local, c
     sigprocmask(SIG_SETMASK, &none, NULL);
     for (int i = 0; i < 2; i++)
         if (write_ends[i] >= 0) dup2(write_ends[i], i ? STDERR_FILENO : STDOUT_FILENO);
-    if (local || isatty(STDIN_FILENO)) { /* a group in the background must not read the terminal */
+    if (local ||
+        (isatty(STDIN_FILENO) &&
+         !w->children[local].beside)) { /* a group in the background must not read the terminal */
         int null = open("/dev/null", O_RDONLY);
         if (null >= 0) dup2(null, STDIN_FILENO);
         if (null > STDERR_FILENO) close(null);
@@ -91,9 +94,10 @@ static int start(const host_options *o, host_world *w, int local, char **argv) {
     for (int i = 0; i < 2; i++)
         if (write_ends[i] >= 0) close(write_ends[i]);
     if (c->pid < 0) return -1;
+    w->alive++;
+    if (c->beside) return 0;
     if (!w->group) w->group = c->pid;
     setpgid(c->pid, w->group); /* here too, so that it holds before either goes on */
-    w->alive++;
     return 0;
 }
 
@@ -103,7 +107,8 @@ static void send_all(host_world *w, int number) {
     for (int i = 0; i < w->size; i++) {
         host_child *c = &w->children[i];
         if (c->pid <= 0 || c->ended) continue;
-        kill(c->pid, number);
+        int has_it = number == SIGINT && c->beside && w->at_terminal;
+        if (!has_it) kill(c->pid, number);
         kill(c->pid, SIGCONT);
         if (!w->asked) c->killed = number;
     }
@@ -126,19 +131,31 @@ static void collect(host_world *w) {
         if (c->pid <= 0 || c->ended || waitpid(c->pid, &c->status, WNOHANG) != c->pid) continue;
         c->ended = 1;
         w->alive--;
-        if (!WIFEXITED(c->status) || WEXITSTATUS(c->status)) bad[n++] = i;
+        if (WIFEXITED(c->status) && pg_page_of(w->pages, i)->told) {
+            if (!w->code) w->code = WEXITSTATUS(c->status);
+        } else if (!WIFEXITED(c->status) || WEXITSTATUS(c->status)) bad[n++] = i;
     }
     if (n && w->first < 0) first_death(w, report_first(w, bad, n));
+}
+
+/* While the prompt is open Ctrl-C is the first rank's business; 1: it has it, or has been given it. */
+static int prompt_takes(host_world *w, const struct signalfd_siginfo *s) {
+    host_child *c = &w->children[0];
+    if (s->ssi_signo != SIGINT || !pg_page_of(w->pages, 0)->prompt || c->ended || w->failed_at)
+        return 0;
+    if (!(c->beside && s->ssi_code == SI_KERNEL)) kill(c->pid, SIGINT);
+    return 1;
 }
 
 static void take_signals(host_world *w) {
     struct signalfd_siginfo s;
     while (read(w->signals, &s, sizeof s) == (ssize_t)sizeof s) {
         int number = (int)s.ssi_signo;
-        if (number == SIGCHLD) continue; /* collect() follows */
+        if (number == SIGCHLD || prompt_takes(w, &s)) continue; /* collect() follows */
         int again = w->asked && number == SIGINT;
         if (again) w->escalated = 2;
         if (!w->asked) w->asked = number, w->asked_at = pg_page_clock();
+        w->at_terminal = number == SIGINT && s.ssi_code == SI_KERNEL;
         send_all(w, again ? SIGKILL : number == SIGINT ? SIGINT : SIGTERM);
     }
 }
@@ -187,7 +204,7 @@ static void watch(host_world *w) {
         return;
     }
     while (w->alive) turn(w, polls);
-    kill(-w->group, SIGKILL); /* what the ranks themselves started */
+    if (w->group) kill(-w->group, SIGKILL); /* what the ranks themselves started */
     for (int64_t end = pg_page_clock() + DRAIN; pg_page_clock() < end && turn(w, polls);) {}
     free(polls);
 }
@@ -217,7 +234,7 @@ static int open_world(host_world *w, const host_options *o) {
 
 static int exit_code(const host_world *w) {
     if (w->asked) return 128 + (w->asked == SIGHUP ? SIGTERM : w->asked);
-    if (w->first < 0) return HOST_DONE;
+    if (w->first < 0) return w->code;
     int status = w->children[w->first].status;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
@@ -241,6 +258,7 @@ int host_launch(const host_options *o, int argc, char **argv) {
         fprintf(stderr, "pgrun: %s\n", pg_errmsg());
         goto done;
     }
+    w.children[0].beside = host_opens_prompt(o) && isatty(STDIN_FILENO);
     for (int i = 0; i < w.size; i++)
         if (start(o, &w, i, rank_argv) < 0) {
             fprintf(stderr, "pgrun: cannot start rank %d: %s\n", i, strerror(errno));
@@ -250,7 +268,7 @@ int host_launch(const host_options *o, int argc, char **argv) {
             w.children[i].status = HOST_FAILED << 8; /* as if it had exited so */
             break;
         }
-    if (w.group) watch(&w);
+    if (w.alive) watch(&w);
     for (int i = 0; i < w.size; i++) relay_finish(&w, &w.children[i]);
     tell(&w);
     code = exit_code(&w);

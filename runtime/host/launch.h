@@ -18,6 +18,7 @@ typedef struct host_child {
     relay_line lines[2];
     int ended, status; /* status as waitpid gives it */
     int killed;        /* we ended it: SIGTERM or SIGKILL */
+    int beside;        /* it shares our process group, and so our terminal */
 } host_child;
 
 typedef struct host_world {
@@ -28,10 +29,12 @@ typedef struct host_world {
     int signals;          /* signalfd */
     pid_t group;          /* the children's process group */
     int alive;
+    int at_terminal;             /* SIGINT came from the terminal: our whole group has it */
     int asked;                   /* the signal by which we were told to stop; 0: none */
     int64_t asked_at, failed_at; /* ns; 0: not yet */
     int escalated;               /* 1: SIGTERM sent, 2: SIGKILL sent */
     int first;                   /* local rank of the first that ended badly, or -1 */
+    int code;                    /* of a rank that has told itself why it ends so; 0: none */
     char *story;                 /* the failure report, written at the first death */
 } host_world;
 

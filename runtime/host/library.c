@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <lauxlib.h>
 
@@ -28,6 +29,13 @@ static int stop_requested(lua_State *L) {
 static int claim_stop(lua_State *L) {
     luaL_checkany(L, 1);
     host_claim_stop(lua_toboolean(L, 1));
+    return 0;
+}
+
+/* request_stop(): the loop that has claimed the stop ends as if SIGTERM had come, without its limit. */
+static int request_stop(lua_State *L) {
+    (void)L;
+    host_request_stop();
     return 0;
 }
 
@@ -84,6 +92,17 @@ static int source(lua_State *L) {
     return 2;
 }
 
+/* module(name) -> text, name as in messages, path | nil: where require would find pg.* or models.*. */
+static int module(lua_State *L) {
+    host_source s;
+    if (!host_find_module(luaL_checkstring(L, 1), host_script_path(), &s)) return 0;
+    lua_pushlstring(L, s.text, s.bytes);
+    lua_pushstring(L, s.name);
+    lua_pushstring(L, s.path);
+    host_source_free(&s);
+    return 3;
+}
+
 /* waits_at(): note on the status page which line is about to wait: the first outside lua/pg, and where
  * all of the work is ours (a recipe) the first outside mesh.lua.  In C because it stands before every
  * collective: debug.getinfo costs 4 us there. */
@@ -131,11 +150,14 @@ static void set_facts(lua_State *L) {
     if (options->script) lua_pushstring(L, options->script), lua_setfield(L, -2, "script");
     lua_pushstring(L, options->device ? options->device : "auto"), lua_setfield(L, -2, "device");
     lua_pushnumber(L, (lua_Number)options->memory), lua_setfield(L, -2, "memory");
-    lua_pushboolean(L, options->interactive || (!options->script && !options->codes));
+    lua_pushboolean(L, host_opens_prompt(options));
     lua_setfield(L, -2, "interactive");
     lua_pushinteger(L, who.rank), lua_setfield(L, -2, "rank");
     lua_pushinteger(L, who.size), lua_setfield(L, -2, "ranks");
     if (*host_tree()) lua_pushstring(L, host_tree()), lua_setfield(L, -2, "tree");
+    lua_pushinteger(L, getpid()), lua_setfield(L, -2, "pid");
+    lua_pushinteger(L, getenv("PG_SHM_FD") ? getppid() : getpid());
+    lua_setfield(L, -2, "starter"); /* the launcher, where there is one */
     lua_pushliteral(L, HOST_VERSION), lua_setfield(L, -2, "version");
     lua_getfield(L, LUA_REGISTRYINDEX, "pg.sources"), lua_setfield(L, -2, "sources");
 }
@@ -149,10 +171,15 @@ static int open_host(lua_State *L) {
                                          {"list", list},
                                          {"first_failed", first_failed},
                                          {"waits_at", waits_at},
+                                         {"module", module},
+                                         {"request_stop", request_stop},
                                          {NULL, NULL}};
+    const luaL_Reg *parts[] = {functions, host_board_functions, host_line_functions,
+                               host_control_functions, host_repl_functions};
     lua_newtable(L);
-    for (const luaL_Reg *f = functions; f->name; f++)
-        lua_pushcfunction(L, f->func), lua_setfield(L, -2, f->name);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        for (const luaL_Reg *f = parts[i]; f->name; f++)
+            lua_pushcfunction(L, f->func), lua_setfield(L, -2, f->name);
     set_facts(L);
     return 1;
 }

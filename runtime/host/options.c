@@ -13,10 +13,10 @@ static const struct option {
     const char *name, *value, *help; /* value NULL: takes none */
 } known[] = {
     {"-n", "N|auto", "start N ranks on this host and stop them all when one fails"},
-    {"-i", NULL, "open the prompt after SCRIPT or -e"},
+    {"-i", NULL, "open the prompt, on all ranks, after SCRIPT or -e"},
     {"-e", "CODE", "run a line of Lua (may be given several times)"},
     {"--device", "cpu|cuda|auto", "where tensors live; auto takes a GPU if there is one"},
-    {"--memory", "SIZE", "limit for tensors of all ranks here, as 4G; else 90 % of what is free"},
+    {"--memory", "SIZE", "limit for tensors of all ranks here, as 4G; else most of what is free"},
     {"--no-jit", NULL, "interpret Lua, do not compile it"},
     {"--nnodes", "N", "hosts taking part, each starting its own pgrun (GPUs only)"},
     {"--node-rank", "N", "which of them this is, from 0"},
@@ -152,13 +152,17 @@ static int option_of(const char *text, const char **value) {
     return -1;
 }
 
+int host_opens_prompt(const host_options *o) {
+    return o->interactive || (!o->script && !o->codes && !o->help && !o->version);
+}
+
 /* What only makes sense together. */
 static int check_together(const host_options *o) {
     char n[16];
-    snprintf(n, sizeof n, "%d", o->ranks);
-    int prompt = o->interactive || (!o->script && !o->codes && !o->help && !o->version);
-    if (o->ranks > 1 && prompt)
-        return bad("-n", n, "the prompt runs on one rank; give a script, or leave out -n and -i");
+    if (o->nnodes > 1 && host_opens_prompt(o)) {
+        snprintf(n, sizeof n, "%d", o->nnodes);
+        return bad("--nnodes", n, "the prompt runs on the ranks of one host; leave out -i");
+    }
     if (o->nnodes > 1 && (!o->device || strcmp(o->device, "cuda"))) {
         snprintf(n, sizeof n, "%d", o->nnodes);
         return bad("--nnodes", n,

@@ -180,15 +180,38 @@ static void push_native(lua_State *L, int terminal) {
     lua_pushboolean(L, terminal), lua_setfield(L, -2, "terminal");
 }
 
-int host_prompt(lua_State *L) {
+/* Open the editor where stdin is a terminal, and leave its Tab to lua/pg/repl.lua. */
+static int open_terminal(lua_State *L) {
     int terminal = isatty(STDIN_FILENO);
     state = L;
     if (terminal) open_editor();
     lua_getglobal(L, "require");
     lua_pushliteral(L, "pg.repl");
-    if (host_call(L, 1, 1)) return host_show_error(L);
+    lua_call(L, 1, 1);
     lua_getfield(L, -1, "complete");
     lua_setfield(L, LUA_REGISTRYINDEX, "pg.complete");
+    lua_pop(L, 1);
+    return 0;
+}
+
+/* terminal() -> { read, guard, ended, terminal }: for whoever reads lines from people. */
+static int open_native(lua_State *L) {
+    open_terminal(L);
+    push_native(L, isatty(STDIN_FILENO));
+    return 1;
+}
+
+const luaL_Reg host_repl_functions[] = {{"terminal", open_native}, {NULL, NULL}};
+
+/* On several ranks the first reads lines for all (live/prompt.lua), the others follow. */
+int host_prompt(lua_State *L) {
+    pg_ranks who = host_ranks();
+    int terminal = !who.rank && isatty(STDIN_FILENO);
+    lua_pushcfunction(L, open_terminal);
+    if (!who.rank && host_call(L, 0, 0)) return host_show_error(L);
+    lua_getglobal(L, "require");
+    lua_pushstring(L, who.size > 1 ? "pg.live.prompt" : "pg.repl");
+    if (host_call(L, 1, 1)) return host_show_error(L);
     if (terminal)
         printf("pgrun %s, %s; help() tells more, Ctrl-D ends\n", HOST_VERSION, LUAJIT_VERSION);
     for (;;) {

@@ -218,6 +218,8 @@ static int open_all(lua_State *L) {
     luaL_openlibs(L);
     lua_newtable(L);
     lua_setfield(L, LUA_REGISTRYINDEX, "pg.sources");
+    lua_pushthread(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, "pg.main"); /* pg.reload looks at its stack */
     add_searcher(L);
     host_open_library(L);
     lua_newtable(L);
@@ -335,8 +337,7 @@ int host_run(lua_State *L, const host_options *o) {
     set_arg(L, o);
     for (int i = 0; i < o->codes && !code; i++) code = run_code(L, o->code[i]);
     if (o->script && !code) code = run_script(L, o);
-    int asks = o->interactive || (!o->codes && !o->script);
-    if (asks && !host_signal_seen()) {
+    if (host_opens_prompt(o) && !host_signal_seen()) {
         int prompt = host_prompt(L);
         if (!code) code = prompt;
     }

@@ -30,6 +30,10 @@ void host_claim_stop(int yes) {
     signal(SIGPIPE, yes ? SIG_IGN : SIG_DFL);
 }
 
+void host_request_stop(void) {
+    if (claimed && !stop) stop = SIGTERM;
+}
+
 static void stop_hook(lua_State *L, lua_Debug *d) {
     (void)d;
     lua_sethook(L, NULL, 0, 0);
@@ -64,6 +68,7 @@ static void on_signal(int number) {
         alarm(STOP_GRACE);
         return;
     }
+    if (number == SIGINT && host_line_takes_interrupt()) return;
     seen = number;
     pg_interrupt(1);
     lua_sethook(state, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);

@@ -24,7 +24,7 @@ expect 2 "did you mean --device" --devise cpu plain.lua
 expect 2 "-n 0: give a number of ranks" -n 0 plain.lua
 expect 2 "-n x: give a number of ranks" -n x plain.lua
 expect 2 "-n -3: give a number of ranks" -n -3 plain.lua
-expect 2 "the prompt runs on one rank" -n 2 -i plain.lua
+expect 2 "the prompt runs on the ranks of one host" --device cuda --nnodes 2 --master h:1 -n 2 -i plain.lua
 expect 2 "no such file" nothere.lua
 expect 2 "no such file" -n 2 nothere.lua
 expect 2 "share memory" --nnodes 2 --master localhost:29500 plain.lua

@@ -86,6 +86,21 @@ function Module:named()
   return list
 end
 
+--- module:gradient(name) -> a view of the gradient of that named piece, as the last step has left it.
+function Module:gradient(name)
+  local names = {}
+  for i, entry in ipairs(self:named()) do
+    names[i] = entry.name
+    if entry.name == name then
+      local p, piece = entry.parameter, entry.piece
+      if not p.grad then c.fail("gradient: %s has none yet", name) end
+      return p.grad:view(piece.shape, piece.first)
+    end
+  end
+  local near = c.nearest(tostring(name), names)
+  c.fail("gradient: no parameter is named %s%s", tostring(name), near and ", did you mean " .. near .. "?" or "")
+end
+
 --- module:each_module(f): f(module, full name), itself first.
 function Module:each_module(f, prefix)
   prefix = prefix or ""

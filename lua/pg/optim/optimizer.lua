@@ -124,7 +124,7 @@ function Optimizer:refuse(number, norm)
   local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad()
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
-  c.fail("%s", agree.first(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
+  c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
 end
 
 -- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all
@@ -163,6 +163,7 @@ function Optimizer:step(o)
     c.fail("rate: at step %d it is %s, not a number of 0 or more", number, tostring(now))
   end
   self:measure()
+  watch.mark "gradient norm"
   step.set(self:corrections(number, now))
   for _, s in ipairs(self.segments) do
     self:update(s, self.states[s], number)
@@ -170,6 +171,7 @@ function Optimizer:step(o)
     s:fresh()
   end
   if self.after_step then self.after_step(self, reduced) end
+  watch.mark "update"
   local norm, finite = step.get("NORM", "FINITE")
   if finite == 0 then self:refuse(number, norm) end
   self.steps = number

@@ -7,23 +7,8 @@ local pipeline = require "pg.parallel.pipeline"
 local reducer = require "pg.parallel.reducer"
 local reduce = require "pg.ops.reduce"
 local scope = require "pg.scope"
-local zero = require "pg.parallel.zero"
 local Tensor = require "pg.tensor"
 local C = require("pg.c").C
-
--- Segments of what no Sequential sees to: nobody waits for their values (zero.lua) but the engine.
-local function outside(model)
-  local inside, list = {}, {}
-  model:each_module(function(m)
-    for _, item in ipairs(m.items or {}) do
-      for _, p in ipairs(item:parameters()) do inside[p.segment or p] = true end
-    end
-  end)
-  for _, s in ipairs(model.segments) do
-    if not inside[s] then list[#list + 1] = s end
-  end
-  return list
-end
 
 local engine = {}
 local Engine = {}
@@ -38,7 +23,6 @@ function engine.new(model, segments, o)
     e.pipe = pipeline.new(model, o.plan, { schedule = o.schedule, loss = e.loss })
     e.rest = o.plan.rest
   end
-  e.outside = outside(model)
   e.counts = mesh.tp.rank == 0 and mesh.pp.rank == mesh.pp.size - 1
   return e
 end
@@ -69,7 +53,6 @@ end
 function Engine:gradients(micro, source)
   local r = reducer.new(self.segments)
   local losses
-  zero.ready(self.outside)
   if self.pipe then
     losses = self.pipe:gradients(micro, source, r)
     if #self.rest > 0 then r:after(true, self.rest) end
@@ -87,7 +70,6 @@ end
 --- e:evaluate(batch) -> sum of losses, count of targets; 0, 0 on ranks that do not count.  Forward only: call it in a
 -- scope and under tape.no_grad.
 function Engine:evaluate(batch)
-  zero.ready(self.outside)
   local loss, valid
   if self.pipe then loss, valid = self.pipe:through(batch)
   else loss, valid = self.loss(self.model, batch) end
@@ -101,9 +83,8 @@ function Engine:settle() if self.pipe then self.pipe.wire:sweep(0) end end
 
 --- e:logits(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank of pp and tp.  As e:evaluate.
 function Engine:logits(ids)
-  zero.ready(self.outside)
-  local V, last = self.model.vocab, nil
-  local all
+  local V = self.model.vocab
+  local all, last
   if self.pipe then all = self.pipe:through { tokens = ids } else all = self.model(ids) end
   local rows = all and all.count / V
   if all then last = reduce.slice(reduce.reshape(all, { rows, V }), 1, rows, 1):to "f32"

@@ -14,7 +14,6 @@ local mesh = require "pg.mesh"
 local scope = require "pg.scope"
 local step = require "pg.step"
 local tape = require "pg.tape"
-local C = c.C
 
 local script = {}
 local Run = { is_module = true } -- pg.generate takes it for a model
@@ -36,7 +35,8 @@ end
 -- micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
 function script.new(what, fields, o)
   o = o or {}
-  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence" }, "parallel: layout")
+  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence",
+                        "tp_chunks" }, "parallel: layout")
   c.keys(o, { "seed", "dtype", "micro", "loss" }, "parallel")
   local l = layout.resolve(fields or {}, require("pg.host").ranks)
   layout.check_schedule(l, 1)
@@ -133,8 +133,8 @@ function Run:evaluate(batch)
   return told[2] > 0 and told[1] / told[2] or 0
 end
 
---- run(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank.  pg.generate(run, "text") writes; all ranks
--- call it, rank 0 prints.
+--- run(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank.  pg.generate(run, "text") writes; all
+-- ranks call it, rank 0 prints.
 function Run:__call(ids)
   local logits = look(self.engine.logits, self.engine, ids)
   self.engine:settle()

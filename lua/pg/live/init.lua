@@ -1,0 +1,172 @@
+-- live/init.lua: a training that people can reach while it goes on.  Trainer:run calls live.boundary(trainer)
+-- before each step and live.close(trainer) at its end.  Between steps the first rank looks at its socket
+-- (runtime/host/control.c), which costs one poll() where nobody is there; a line to run calls all ranks together
+-- at the next boundary (board.c, or a collective where ranks share no page), and they run it (lines.lua).
+-- Messages, by their kind:
+--   to the run:     A attach   L a line   I stop the line   Q how it stands   T stop the run   W take this recipe
+--   to the client:  K yes, with a text   E no, with the reason   R what a line said, "+" or "-" first   S json
+local host = require "pg.host"
+local json = require "pg.json"
+local lines = require "pg.live.lines"
+local log = require "pg.log"
+local mesh = require "pg.mesh"
+local process = require "pg.live.process"
+local swap = require "pg.live.swap"
+
+local live = {}
+local Run = {}
+Run.__index = Run
+local STOPPING = -1 -- the turn that stands on the board once the run has been asked to end
+local AT_ONCE = 64  -- messages looked at between two steps
+local claimed       -- the folder whose socket this process has
+
+--- live.claim(folder): rank 0 makes the folder its own; raises where a live run has it.  Where no socket can be made
+-- (a file system without them) the training goes on unreachable.
+function live.claim(folder)
+  if claimed == folder then return end
+  local ok, why, taken = host.control_listen(folder)
+  claimed = ok and folder or nil
+  if taken then error(("%s: %s; pgrun stop ends it"):format(folder, why), 0) end
+  if not ok then log.text("no socket in %s: %s; pgrun attach and stop will not reach this run", folder, why) end
+end
+
+local function open(trainer)
+  local run = setmetatable({ turn = 0, queue = {} }, Run)
+  trainer.live = run
+  run.shared = host.shared()
+  if host.rank == 0 then
+    local state = trainer.state
+    live.claim(state.run)
+    run.told = process.begin(state.run, { recipe = trainer.info.path, ranks = mesh.size(), step = state.step,
+                                          steps = state.steps })
+  end
+  return run
+end
+
+-- ---- messages ----
+
+function Run:status(trainer)
+  local state = trainer.state
+  return json.encode { step = state.step, steps = state.steps, loss = state.loss, ranks = mesh.size(),
+                       recipe = trainer.info.path, run = state.run, attached = self.client ~= nil }
+end
+
+local take = {}
+
+function take.A(self, id, text, trainer)
+  if self.client and self.client ~= id then
+    host.control_send(id, "E", ("%s attached already; one at a time"):format(self.who))
+    return host.control_drop(id)
+  end
+  self.client, self.who = id, text ~= "" and text or "somebody is"
+  host.control_keep(id)
+  host.control_send(id, "K", self:status(trainer))
+end
+
+function take.L(self, id, text)
+  if id ~= self.client then return host.control_send(id, "E", "attach first") end
+  table.insert(self.queue, { id = id, text = "L" .. text })
+end
+
+function take.W(self, id, text)
+  host.control_keep(id)
+  table.insert(self.queue, { id = id, text = "W" .. text })
+end
+
+function take.I() end -- the line that it was to stop has ended
+
+function take.Q(self, id, _, trainer) host.control_send(id, "S", self:status(trainer)) end
+
+function take.T(_, id, _, trainer)
+  host.request_stop()
+  host.meet(STOPPING)
+  host.control_keep(id) -- it waits for the end, which closes the socket
+  host.control_send(id, "K", tostring(trainer.state.step))
+end
+
+-- Whatever people have sent, up to now.
+function Run:listen(trainer)
+  for _ = 1, AT_ONCE do
+    local id, kind, text = host.control_next(0)
+    if not id then return end
+    if kind and take[kind] then take[kind](self, id, text, trainer)
+    elseif kind then
+      host.control_send(id, "E", "there is no message of kind " .. kind)
+      host.control_drop(id)
+    else self:forget(id) end
+  end
+end
+
+-- A peer that is gone, and what it still wanted.
+function Run:forget(id)
+  if id == self.client then self.client = nil end
+  for i = #self.queue, 1, -1 do
+    if self.queue[i].id == id then table.remove(self.queue, i) end
+  end
+end
+
+-- ---- meetings ----
+
+-- All ranks find the same.
+function Run:meets()
+  local asked = host.rank == 0 and #self.queue > 0
+  if mesh.size() == 1 then return asked end
+  if not self.shared then return mesh.world:sum_numbers({ asked and 1 or 0 }, "max")[1] > 0 end
+  local turn = host.meeting()
+  if asked and turn < self.turn and turn ~= STOPPING then host.meet(self.turn + 1) end
+  return turn == self.turn
+end
+
+function Run:meet(trainer)
+  self.session = self.session or lines.new { keep = true }
+  while true do
+    local asked = table.remove(self.queue, 1) or { text = "" }
+    local text = self.session:hear(asked.text)
+    if text == "" then return end
+    local kind, answer = self:serve(text:sub(1, 1), text:sub(2), trainer)
+    if host.rank == 0 then
+      host.control_send(asked.id, kind, answer)
+      self:listen(trainer)
+    end
+  end
+end
+
+-- On all ranks -> kind, text of the answer, at the first.
+function Run:serve(kind, text, trainer)
+  local session = self.session
+  if kind == "L" then
+    local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
+                      trainer = trainer }
+    local said, well = session:run(text, { given = at_hand, client = self.client })
+    return "R", (well and "+" or "-") .. said
+  end
+  local taken, reason = swap.run(trainer, text, function(...) return session:protect(...) end)
+  return taken and "K" or "E", taken and tostring(trainer.state.step + 1) or reason
+end
+
+--- live.boundary(trainer): before each step, on all ranks.
+function live.boundary(trainer)
+  local run = trainer.live or open(trainer)
+  run.turn = run.turn + 1
+  if host.rank == 0 then run:listen(trainer) end
+  if run:meets() then run:meet(trainer) end
+end
+
+--- live.close(trainer): when the last step is done and saved, on all ranks.
+function live.close(trainer)
+  local run = trainer.live
+  if not run then return end
+  trainer.live = nil
+  if trainer.stopping and host.meeting() == STOPPING then host.told() end
+  if host.rank ~= 0 then return end
+  run:listen(trainer)
+  for _, asked in ipairs(run.queue) do
+    host.control_send(asked.id, "E", ("the run has ended, at step %d"):format(trainer.state.step))
+  end
+  run.told.step = trainer.state.step
+  process.finish(trainer.state.run, run.told, trainer.stopping and "stopped" or "done")
+  host.control_close()
+  claimed = nil
+end
+
+return live

@@ -179,7 +179,8 @@ end
 --- training.start(ranks, file, log) -> whether a script ended well, run by as many processes of their own.
 function training.start(ranks, file, log)
   local alone = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u PG_SHM_FD"
-  return os.execute(("%s %s -n %d %s >%s 2>&1"):format(alone, os.getenv "PGRUN" or "build/pgrun", ranks, file, log)) == 0
+  local pgrun = os.getenv "PGRUN" or "build/pgrun"
+  return os.execute(("%s %s -n %d %s >%s 2>&1"):format(alone, pgrun, ranks, file, log)) == 0
 end
 
 local started = 0

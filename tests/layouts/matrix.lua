@@ -1,5 +1,5 @@
 -- ranks: 1
--- limit: 300
+-- limit: 600
 -- Layouts and features combined: each combination trains as one process does, or is refused at start with a reason
 -- (tests/matrix/draw.lua has what is combined, run.lua how it is compared).
 --   pgrun tests/layouts/matrix.lua                a part that is always the same: every pair of values that fits, ranks

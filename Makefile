@@ -127,6 +127,11 @@ test:  ## install what is missing, build, run all tests
 	@$(MAKE) built
 	@$(RUN_TESTS)
 
+matrix: $(BUILD)/pgrun  ## layouts and features combined at random: N=200 SEED=1, or ONLY='kind=six tp=3 ...'
+	@mkdir -p $(BUILD)/tests/matrix
+	@PGRUN=$(BUILD)/pgrun SCRATCH=$(BUILD)/tests/matrix PG_DEVICE=cpu PGRUN_TIMEOUT=60 \
+	    $(BUILD)/pgrun tests/layouts/matrix.lua $(if $(ONLY),'$(ONLY)',$(or $(N),200) $(or $(SEED),1))
+
 built: $(BUILD)/pgrun $(PLUGIN) $(TESTS)
 	@:
 valgrind: built  ## the C tests under valgrind (slow)
@@ -195,4 +200,4 @@ help:  ## this list
 	@sed -n '2,5s/^#/ /p' $(firstword $(MAKEFILE_LIST))
 
 -include $(OBJECTS:.o=.d) $(TESTS:=.d) $(CUDA_OBJECTS:.o=.d)
-.PHONY: all demo test built valgrind check layers lint check-format format bench dist dist-tests install uninstall clean help
+.PHONY: all demo test matrix built valgrind check layers lint check-format format bench dist dist-tests install uninstall clean help

@@ -14,8 +14,8 @@ template <int kind, typename R> __device__ __forceinline__ R value(R x) {
     switch (kind) {
     case PG_RELU: return x < 0 ? 0 : x; /* a NaN passes */
     case PG_SILU: return x / (1 + exp(-x));
-    case PG_GELU: return x * ((R)0.5 + (R)0.5 * erf(x * root_half));
-    case PG_GELU_TANH: return x * ((R)0.5 + (R)0.5 * tanh(root_2_pi * (x + a * x * x * x)));
+    case PG_GELU: return (R)0.5 * x * erfc(-x * root_half); /* erfc: no loss where erf nears -1 */
+    case PG_GELU_TANH: return x / ((R)1 + exp((R)-2 * root_2_pi * (x + a * x * x * x))); /* as well */
     case PG_TANH: return tanh(x);
     case PG_SIGMOID: return 1 / (1 + exp(-x));
     case PG_EXP: return exp(x);

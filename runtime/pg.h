@@ -45,8 +45,8 @@ int64_t pg_dtype_size(int dtype); /* bytes */
 
 /* ---- process ---- */
 /* Choose the device: "auto", "cpu", "cuda" or "shape".  memory_limit in bytes, 0 = 90 % of what is
- * available, shared by the local ranks.  Called by the first tensor; a second call is an error
- * unless it names the same device. */
+ * available, shared by the local ranks, or 97 % of a rank's own GPU.  Called by the first tensor; a
+ * second call is an error unless it names the same device. */
 int pg_init(const char *device, int64_t memory_limit);
 void pg_shutdown(void);           /* afterwards every _free is harmless */
 const char *pg_device(void);      /* "cpu", "cuda", "shape"; "" before pg_init */

@@ -18,6 +18,7 @@ check.f32 = 1e-5
 check.f64 = 1e-6 -- finite differences taken in f64
 check.double = 1e-12 -- f64 against f64
 check.curve = 1e-4 -- along a loss curve against PyTorch
+check.curve_bf16 = 2e-2 -- the same with weights and activations in bf16
 check.bf16 = 5e-3
 check.bf16_grad = 1e-2
 check.f16 = 1e-3

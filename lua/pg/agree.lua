@@ -119,4 +119,13 @@ function agree.first(message, axis)
   return broadcast(message or "", first, axis), first
 end
 
+--- agree.origin(message): as agree.first, but ranks of a later stage of a pipeline come first: what spoils
+-- gradients spreads towards the first stage.
+function agree.origin(message)
+  for stage = mesh.pp.size - 1, 0, -1 do
+    local found = agree.first(mesh.pp.rank == stage and message or nil)
+    if found then return found end
+  end
+end
+
 return agree

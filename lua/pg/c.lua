@@ -30,6 +30,12 @@ function c.fail(format, ...)
   error(c.position() .. text, 0)
 end
 
+--- c.plain(message) -> what c.fail was given, caught under the same frame of the user's.
+function c.plain(message)
+  local at = c.position()
+  return message:sub(1, #at) == at and message:sub(#at + 1) or message
+end
+
 --- c.check(rc) -> rc.  Raises what pg_errmsg() says where rc is negative; c.code keeps the code.
 function c.check(rc)
   if rc < 0 then

@@ -54,7 +54,7 @@ function flops.token(model, context)
   end)
   model:each_module(function(m)
     if m.class_name == "Embedding" and not lent[m.weight] then looked_up = looked_up + elements(m.weight) end
-    if m.class_name == "Attention" then width = width + (m.whole_heads or m.heads) * m.head_width end
+    if m.class_name == "Attention" then width = width + m.options.heads_all * m.head_width end
   end)
   return 6 * (all - looked_up) + 6 * context * width, 6 * all + 12 * context * width
 end

@@ -46,6 +46,7 @@ function gemm.before_epilogue(r, dy)
   return r.extra
 end
 
+gemm.again_needs = { [3] = true }
 --- gemm.again(saved, a) -> the result of a record with an activation, from the value before it.
 function gemm.again(saved, a)
   local y = Tensor.like(saved[3])

@@ -12,14 +12,14 @@ local modules = {
 local fields = {
   describe = { "pg.describe", "new" }, no_grad = { "pg.tape", "no_grad" }, scope = { "pg.scope", "run" },
   log = { "pg.log", "line" }, generate = { "pg.generate", "text" }, demo_text = { "pg.data.demo", "path" },
-  parallel = { "pg.parallel.script", "new" },
+  parallel = { "pg.parallel.script", "new" }, stats = { "pg.stats", "of" },
   nonfinite = { "pg.watch", "nonfinite" }, timings = { "pg.watch", "timings" },
   reload = { "pg.live.reload", "module" }, gradients = { "pg.live.look", "gradients" },
   watch_activations = { "pg.live.look", "activations" },
   randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }
 
-local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "vocab", "reduce", "custom", "comm", "stats" }
+local op_files = { "elementwise", "matmul", "norm", "attention", "loss", "vocab", "reduce", "custom", "comm" }
 
 -- Tensors and all ops come together: ops become methods of tensors.
 local function load_tensors()
@@ -34,6 +34,7 @@ local function load_tensors()
   end
   Tensor.__add, Tensor.__sub, Tensor.__mul, Tensor.__div = pg.add, pg.sub, pg.mul, pg.div
   Tensor.__unm = pg.neg
+  function Tensor:stats() return pg.stats(self) end
   rawset(pg, "Tensor", Tensor)
   for _, name in ipairs { "empty", "zeros", "ones", "full" } do rawset(pg, name, Tensor[name]) end
   --- pg.tensor(values, dtype) -> a tensor of a number or of nested tables of numbers.

@@ -58,10 +58,14 @@ function recipe.fail(info, path, format, ...)
   agree.fail(place .. message)
 end
 
---- recipe.guard(info, path, f, ...) -> what f returns; its errors become mistakes of field `path`.
+--- recipe.guard(info, path, f, ...) -> what f returns; its errors become mistakes of the field of the layout, batch or
+-- micro that they begin with, else of field `path`.
 local function passed(info, path, ok, ...)
-  if not ok then recipe.fail(info, path, "%s", (...)) end
-  return ...
+  if ok then return ... end
+  local message = ...
+  local named = tostring(message):gsub("^[^%s:]+:%d+: ", ""):match "^[%a_.]+"
+  local fits = named and (named:find "^layout" or named == "micro" or named == "data.batch")
+  recipe.fail(info, fits and named or path, "%s", message)
 end
 function recipe.guard(info, path, f, ...) return passed(info, path, pcall(f, ...)) end
 
@@ -211,19 +215,10 @@ local function need(info, value, path, what)
   if value == nil then recipe.fail(info, path, "%s is missing: %s", path, what) end
 end
 
--- What f returns; its mistakes are those of the field that the message begins with.
-local function of_layout(info, f, ...)
-  local ok, result = pcall(f, ...)
-  if ok then return result end
-  local named = result:gsub("^[^%s:]+:%d+: ", ""):match "^[%a_.]+"
-  local fits = named and (named:find "^layout" or named == "micro" or named == "data.batch")
-  recipe.fail(info, fits and named or "layout.schedule", "%s", result)
-end
-
 -- Ranks over the axes, batch over dp over micro-batches.
 local function check_layout(info, r)
-  r.layout = of_layout(info, layout.resolve, r.layout, host.ranks)
-  r.micro = of_layout(info, layout.share, r.layout, r.data.batch, r.micro)
+  r.layout = recipe.guard(info, "layout", layout.resolve, r.layout, host.ranks)
+  r.micro = recipe.guard(info, "layout.schedule", layout.share, r.layout, r.data.batch, r.micro)
 end
 
 local function check_data(info, r)

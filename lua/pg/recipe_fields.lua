@@ -1,7 +1,8 @@
 -- recipe_fields.lua: which fields a recipe has, of what kind, and how a text from the command line becomes
 -- the value of one.  recipe.lua reads recipes by it.
--- A field is { kind, default, doc } as in describe.lua, with kinds of our own besides: "seed" (64 bits),
--- "ranks" (an integer or "rest"), "schedule" (a name or a function), "model", "optim"; or { fields = {...}, doc = } for a group of fields.
+-- A field is { kind, default, doc } as in describe.lua, with kinds of our own besides: "seed" (64 bits), "ranks" (an
+-- integer or "rest"), "schedule" (a name or a function), "model", "optim"; or
+-- { fields = {...}, doc = } for a group of fields.
 local c = require "pg.c"
 local describe = require "pg.describe"
 local schedule = require "pg.parallel.schedule"
@@ -18,9 +19,11 @@ fields.top = {
                  low = 0, high = 3 },
     schedule = { "schedule", "1f1b", "order of a pipeline's micro-batches: a name or a function" },
     chunks   = { "integer", nil, "runs of blocks on each stage; default: 2 where interleaved, else 1", low = 1 },
-    blocks   = { "table", nil, "how many blocks each chunk takes; default: as even as their parameters allow", low = 1 },
-    sequence = { "boolean", nil, "rows between blocks cut over tp; default: where tp > 1" } } },
-  precision = { { "fp32", "bf16" }, "fp32", "of weights and activations; bf16 keeps gradients, moments and masters in fp32" },
+    blocks   = { "table", nil, "blocks of each chunk; default: as even as their parameters allow", low = 1 },
+    sequence = { "boolean", nil, "rows between blocks cut over tp; default: where tp > 1" },
+    tp_chunks = { "integer", nil, "pieces in which they travel while products run; default: as the device likes",
+                  low = 1 } } },
+  precision = { { "fp32", "bf16" }, "fp32", "of weights and activations; bf16 has masters" },
   data      = { doc = "what it learns from", fields = {
     tokens   = { "string", nil, "token files (a glob)" },
     text     = { "string", nil, "a text file, read as bytes; default: pg.demo_text()" },

@@ -10,7 +10,8 @@
 -- than grad_input (zero-bubble pipelines).  Where the attribute in_place is i, nobody reads the numbers of
 -- input i again, and its gradient may be written over them: d[i] is then the input itself.  pass gives
 -- a gradient that needs no computing (a view of dy or dy itself), or nil.  again = f(saved, a) makes the
--- op's result once more (tape.saved).  Saved tensors are owned by the record until it has been walked.
+-- op's result once more (tape.saved), from what it has saved at the places again_needs (nil: all).  Saved
+-- tensors are owned by the record until it has been walked.
 -- A leaf's gradient may have another dtype than the leaf (leaf.grad_dtype: f32 beside bf16).  A mixed op
 -- writes such gradients of its weights (the inputs marked so; where none is, all but the first) itself; for
 -- others they are made in the leaf's dtype and then added.  A based op is f(r, dy, d, add, base): where
@@ -62,11 +63,24 @@ function Remade:release()
   for i = 1, self.count do if self.saved[i] then self.saved[i]:release() end end
 end
 
+-- What has been put off may run when ZeRO-3 has dropped the parameters: it takes copies of those it needs, which are
+-- a norm's own, a row each.
+function Remade:keep_parameters()
+  for i = 1, self.count do
+    local t = self.saved[i]
+    if t and t.segment and t.segment.level == 3 then
+      self.saved[i] = t:clone():keep()
+      t:release()
+    end
+  end
+end
+
 local function remade(t)
   local r = t.record
   if not (r and r.op.again and r.saved and (not r.op.again_if or r.op.again_if(r))) then return t end
-  return setmetatable({ op = r.op, saved = { unpack(r.saved, 1, r.saved_count) }, count = r.saved_count, a = r.a },
-                      Remade)
+  local saved, needs = {}, r.op.again_needs
+  for i = 1, r.saved_count do saved[i] = (not needs or needs[i]) and r.saved[i] or false end
+  return setmetatable({ op = r.op, saved = saved, count = r.saved_count, a = r.a }, Remade)
 end
 
 --- tape.saved(r, i) -> the i-th saved tensor of record r, and true where it was made again: the caller then
@@ -260,6 +274,13 @@ local function leaves_done(r, uses, done)
   end
 end
 
+local function put_off(later, r, dy)
+  for i = 1, r.saved_count do
+    if getmetatable(r.saved[i]) == Remade then r.saved[i]:keep_parameters() end
+  end
+  later[#later + 1] = { record = r, dy = dy }
+end
+
 -- One record: its input gradients now, its weight gradients now or (later given) put off: r.put_off.
 local function walk(r, uses, done, later)
   local dy = r.grad
@@ -269,7 +290,7 @@ local function walk(r, uses, done, later)
     apply(r, dy, false)
     if r.op.weights then
       if later then
-        later[#later + 1] = { record = r, dy = dy }
+        put_off(later, r, dy)
         settle(r)
         return
       end

@@ -143,18 +143,17 @@ function Trainer:first_bad()
   return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
 end
 
--- End, on all ranks, where the loss is not finite: the first rank that has such a loss is named.
+-- End, on all ranks, where a loss or else a gradient is not finite: the first rank that has such a one is named.
 function Trainer:stop_nonfinite(loss)
-  local mine
-  if not finite(loss) then
-    mine = ("step %d, rank %d: the loss is %s; first bad tensor: %s; nothing was updated")
-      :format(self.state.step, mesh.rank(), tostring(loss), self:first_bad())
-  elseif self.engine.bad then
-    mine = ("step %d, rank %d: first bad gradient: %s; nothing was updated")
-      :format(self.state.step, mesh.rank(), self.engine.bad)
+  local function told(what)
+    return ("step %d, rank %d: %s; nothing was updated"):format(self.state.step, mesh.rank(), what)
   end
-  local text = agree.first(mine) or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step)
-  agree.fail(text .. (self.swapped or ""))
+  local bad = self.engine.bad
+  local first = agree.first(not finite(loss) and told(("the loss is %s; first bad tensor: %s"):format(
+    tostring(loss), self:first_bad())) or nil)
+  first = first or agree.origin(bad and told("first bad gradient: " .. bad) or nil)
+  first = first or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step)
+  agree.fail(first .. (self.swapped or ""))
 end
 
 -- A global batch with a target that counts; those without are passed over, and do not count as steps.
@@ -222,8 +221,10 @@ function Trainer:evaluate_share()
   local r, sum, count, e = self.recipe, 0, 0, self.engine
   local batches = r.eval and r.eval.batches
   local o = { pad = r.data.pad, samples = batches and batches * r.data.batch, even = r.layout.zero == 3 }
-  local each = loader.each(self.held_out, r.micro, mesh.dp, o)
+  local each, turn = loader.each(self.held_out, r.micro, mesh.dp, o), 0
+  local look = mesh.pp.size > 1 and 4 * mesh.pp.size or 1 -- batches between two looks, at which stages wait
   repeat
+    turn = turn + 1
     local more = scope.run(function()
       local batch = each() -- born in this scope, so that it ends with it
       if not batch then return false end
@@ -231,7 +232,7 @@ function Trainer:evaluate_share()
       if not batch.idle then sum, count = sum + s, count + n end
       return true
     end)
-  until not more or e:asked(host.stop_requested())
+  until not more or turn % look == 0 and e:asked(host.stop_requested())
   e:settle()
   return sum, count
 end
@@ -254,6 +255,7 @@ function Trainer:sample()
   local s = self.recipe.sample
   local text = pg.generate(self.engine:writer(), s.prompt, { tokens = s.tokens, temperature = s.temperature,
                                                              seed = self.recipe.seed })
+  self.engine:settle()
   if host.rank ~= 0 then return end
   text = text:gsub("[%z\1-\8\11-\31\127]", "?") -- what would move a terminal's cursor
   log.text("---- sample, step %d ----\n%s\n----", self.state.step, text)

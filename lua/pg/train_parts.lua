@@ -8,6 +8,7 @@ local flops = require "pg.flops"
 local layout = require "pg.parallel.layout"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
+local rows = require "pg.nn.rows"
 local tape = require "pg.tape"
 local C = c.C
 
@@ -45,7 +46,8 @@ function parts.place(r)
   choices.open()
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(parts.described(r), r.layout, {
-    seed = r.seed, dtype = DTYPES[r.precision], moments = optim.moments })
+    seed = r.seed, dtype = DTYPES[r.precision],
+    moments = optim.moments * (r.optim.moments == "bf16" and 2 or 4) })
   parts.mark_recompute(r, model)
   return { model, plan }
 end
@@ -76,7 +78,7 @@ function parts.data_options(r, model)
            vocab = r.data.vocab or model.vocab }
 end
 
--- Sequences and ids that the model can take.
+-- Sequences and ids that the model can take, and the ranks of tp share out.
 local function check_data(r, info, model)
   for _, key in ipairs { "context", "vocab" } do
     local limit, asked = model[key], r.data[key]
@@ -86,13 +88,16 @@ local function check_data(r, info, model)
       recipe.fail(info, "data." .. key, "data.%s is %d, the model's is %d; it may not be larger", key, asked, limit)
     end
   end
+  recipe.guard(info, "micro", rows.check, r.micro, r.data.context or model.context)
 end
 
 --- parts.set(settings, info, model) -> the data that it learns from.
 function parts.set(r, info, model)
   check_data(r, info, model)
   local where = r.data.text and "data.text" or r.data.random and "data.random" or "data.tokens"
-  return recipe.guard(info, where, data.open, parts.data_options(r, model))
+  local set = recipe.guard(info, where, data.open, parts.data_options(r, model))
+  recipe.guard(info, "layout.tp", rows.check, r.micro, set.train.context)
+  return set
 end
 
 local function open_held_out(r, set, model)

@@ -134,11 +134,14 @@ static const pg_backend *find(const char *name) {
     return NULL;
 }
 
+/* Ranks of a host share its memory, and leave some of it to others.  A GPU is a rank's own; what stays
+ * free there is for libraries, their kernels and their workspaces: 4.5 GB of 150. */
 static int64_t default_limit(void) {
-    /* ranks of a host share its memory; GPUs have their own */
-    const char *ranks = device->memory->host_visible ? getenv("LOCAL_WORLD_SIZE") : NULL;
+    int64_t there = device->memory->available();
+    if (!device->memory->host_visible) return there / 100 * 97;
+    const char *ranks = getenv("LOCAL_WORLD_SIZE");
     long long n = ranks ? atoll(ranks) : 1;
-    return device->memory->available() / 10 * 9 / (n > 0 ? n : 1);
+    return there / 10 * 9 / (n > 0 ? n : 1);
 }
 
 int pg_init(const char *name, int64_t memory_limit) {

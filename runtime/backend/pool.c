@@ -1,6 +1,7 @@
 /* pool.c: see pool.h.  Free blocks wait in bins, eight to each power of two, so that a block is at
- * most an eighth larger than what was asked; bins are plain stacks kept outside the blocks, because
- * a block may be device memory.  One mutex: a progress thread may free too. */
+ * most an eighth larger than what was asked; from 128 MiB on, where an eighth of a model's states
+ * would be gigabytes, there are 64 and it is a 64th.  Bins are plain stacks kept outside the blocks,
+ * because a block may be device memory.  One mutex: a progress thread may free too. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -9,7 +10,10 @@
 #include <string.h>
 
 #define SMALLEST      64
-#define BINS          (64 * 8)
+#define LARGE         27 /* log2 of bytes, from where on bins are finer */
+#define FINE          64 /* bins to a power of two there, */
+#define COARSE        8  /* and below */
+#define BINS          (64 * FINE)
 #define TAGS          64
 #define COLLECT_SLACK (48LL << 20) /* bytes above the live set that never ask for a collection */
 
@@ -42,15 +46,23 @@ static void prepare(void) {
     pool.tag_count = 1;
 }
 
+static int log2_of(int64_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
+static int64_t bins_at(int power) { return power >= LARGE ? FINE : COARSE; }
+
 /* Bin of a size, and the size that all blocks of the bin have. */
 static int bin_of(int64_t bytes, int64_t *rounded) {
     if (bytes < SMALLEST) bytes = SMALLEST;
-    int power = 63 - __builtin_clzll((unsigned long long)bytes);
-    int64_t step = (int64_t)1 << (power >= 9 ? power - 3 : 6);
+    int power = log2_of(bytes);
+    int64_t step = pg_max64(((int64_t)1 << power) / bins_at(power), SMALLEST);
     *rounded = (bytes + step - 1) / step * step;
-    power = 63 - __builtin_clzll((unsigned long long)*rounded);
-    int eighth = power >= 3 ? (int)((*rounded >> (power - 3)) & 7) : 0;
-    return power * 8 + eighth;
+    power = log2_of(*rounded); /* rounding may reach the next one */
+    int64_t part = *rounded - ((int64_t)1 << power);
+    return power * FINE + (int)(part / (((int64_t)1 << power) / bins_at(power)));
+}
+
+static int64_t size_of_bin(int b) {
+    int power = b / FINE;
+    return ((int64_t)1 << power) + b % FINE * (((int64_t)1 << power) / bins_at(power));
 }
 
 static void give_back(void *block, int64_t bytes) {
@@ -62,10 +74,8 @@ static void trim(void) {
     for (int b = 0; b < BINS; b++) {
         bin *f = &pool.bins[b];
         while (f->count) {
-            int power = b / 8;
-            int64_t bytes = ((int64_t)(8 + b % 8)) << (power - 3);
-            give_back(f->blocks[--f->count], bytes);
-            pool.kept -= bytes;
+            give_back(f->blocks[--f->count], size_of_bin(b));
+            pool.kept -= size_of_bin(b);
         }
     }
 }

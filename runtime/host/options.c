@@ -16,7 +16,7 @@ static const struct option {
     {"-i", NULL, "open the prompt, on all ranks, after SCRIPT or -e"},
     {"-e", "CODE", "run a line of Lua (may be given several times)"},
     {"--device", "cpu|cuda|auto", "where tensors live; auto takes a GPU if there is one"},
-    {"--memory", "SIZE", "limit for tensors of all ranks here, as 4G; else 90 % of what is free"},
+    {"--memory", "SIZE", "limit for tensors of all ranks here, as 4G; else most of what is free"},
     {"--no-jit", NULL, "interpret Lua, do not compile it"},
     {"--nnodes", "N", "hosts taking part, each starting its own pgrun (GPUs only)"},
     {"--node-rank", "N", "which of them this is, from 0"},

@@ -69,8 +69,7 @@ static void test_refused(void **state) {
     REFUSED("a device is", "--device", "gpu", "x.lua");
     REFUSED("such as 4G", "--memory", "-1", "x.lua");
     REFUSED("such as 4G", "--memory", "4Q", "x.lua");
-    REFUSED("one rank", "-n", "4", "-i", "x.lua");
-    REFUSED("one rank", "-n", "4");
+    REFUSED("leave out -i", "--nnodes", "2", "--master", "a:1", "--device", "cuda", "-i", "x.lua");
     REFUSED("share memory", "--nnodes", "2", "--master", "a:1", "x.lua");
     REFUSED("--master", "--nnodes", "2", "--device", "cuda", "x.lua");
     REFUSED("HOST:PORT", "--master", "here", "x.lua");

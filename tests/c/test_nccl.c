@@ -314,13 +314,21 @@ static void test_interrupt(void **state) { (void)state, run_ranks(2, -1, interru
 
 int main(void) {
     const struct CMUnitTest all[] = {
-        cmocka_unit_test(test_all_ops),        cmocka_unit_test(test_crossing),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_left_behind),
-        cmocka_unit_test(test_dropped),        cmocka_unit_test(test_held_up),        cmocka_unit_test(test_small_mismatch),
-        cmocka_unit_test(test_large_mismatch), cmocka_unit_test(test_message_mismatch),
-        cmocka_unit_test(test_time_limit),     cmocka_unit_test(test_death),
-        cmocka_unit_test(test_remote_error),   cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_interrupt),      cmocka_unit_test(test_hosts_apart),
+        cmocka_unit_test(test_all_ops),
+        cmocka_unit_test(test_crossing),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_left_behind),
+        cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_held_up),
+        cmocka_unit_test(test_small_mismatch),
+        cmocka_unit_test(test_large_mismatch),
+        cmocka_unit_test(test_message_mismatch),
+        cmocka_unit_test(test_time_limit),
+        cmocka_unit_test(test_death),
+        cmocka_unit_test(test_remote_error),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_hosts_apart),
     };
     return cmocka_run_group_tests(all, NULL, NULL);
 }

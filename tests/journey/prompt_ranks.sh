@@ -66,6 +66,16 @@ code=$?
 grep -q '^\[1\] error: stopped, as asked' said && grep -q '^\[1\] 2' said && [ $code = 1 ] ||
     { complain "Ctrl-C, exit code $code:"; cat said; }
 
+# on a terminal: the first rank reads there, Ctrl-C stops the line on all, Ctrl-D ends
+if script -qec true /dev/null >/dev/null 2>&1; then
+    export PGRUN_HISTORY="$SCRATCH/history" TERM=xterm
+    (sleep 1; printf 'y = 6 * pg.ranks()\r'; sleep 0.3; printf 'while true do end\r'; sleep 0.7; printf '\003'; sleep 0.7
+     printf 'half a line'; sleep 0.3; printf '\003'; sleep 0.3; printf '@1 y\r'; sleep 0.5; printf '\004') |
+        script -qec "exec '$PGRUN' -i -n 2 first.lua" /dev/null >said 2>&1 || { complain "on a terminal: exit code $?"; cat -v said; }
+    tr -d '\r' <said | grep -q '.all. error: stopped, as asked' && tr -d '\r' <said | grep -q '^.1. 12' ||
+        { complain "on a terminal:"; cat -v said; }
+fi
+
 # what stands still in C ends the rank and with it the job, and the launcher says why
 echo '@1 os.execute "sleep 30"' | PGRUN_LINE_LIMIT=0.5 timeout 25 "$PGRUN" -i -n 2 first.lua >said 2>&1 &&
     complain "a hung C call, but exit code 0"

@@ -77,7 +77,7 @@ death() {
 }
 for rank in 0 1 2; do
     death first $rank 'before the first step'
-    grep -qE 'then rank [012] waits in comm_split \(dp\) at lua/pg/[a-z]+.lua:[0-9]+ since' said ||
+    grep -qE 'then rank [012] waits in comm_split \(dp\) at lua/pg/[a-z/]+.lua:[0-9]+ since' said ||
         complain "does not tell where the others waited"
     death training $rank 'at step [0-9]+'
     death evaluation $rank 'at step [0-9]+'

@@ -24,7 +24,7 @@ local function build(file, dtype)
     for _, entry in ipairs(file:names()) do
       local name = entry:match "^weight%.(.*)$"
       if name then
-        local t = file:read(entry, dtype)
+        local t = file:read(entry, dtype == "f64" and "f64" or "f32")
         numbers[name] = gpt and turned(name) and pg.transpose(t) or t
       end
     end
@@ -125,6 +125,13 @@ end
 function tests.test_curve_of_recomputed_blocks()
   follows(tied, check.curve, "f32", nil, true)
   follows(small, check.curve, "f32", { 4, 4 }, true)
+end
+
+function tests.test_curve_in_bf16()
+  for _, name in ipairs(files) do
+    local losses = curve(golden.open(name), "bf16")
+    along(losses, golden.open(name):read "losses.f64", check.curve_bf16)
+  end
 end
 
 -- Recomputing changes when numbers are made, not what they are.

@@ -39,8 +39,8 @@ end
 function tests.test_fields_of_a_wrong_kind()
   local kinds = {
     model = "model is %s; it must be a description", layout = "a table of fields", data = "a table of fields",
-    precision = "must be a string", micro = "must be an integer", steps = "must be an integer",
-    recompute = "must be one of none, block", optim = "a table such as", seed = "must be a 64-bit integer",
+    precision = "must be one of fp32, bf16", micro = "must be an integer", steps = "must be an integer",
+    recompute = "must be one of none, norms, block", optim = "a table such as", seed = "must be a 64-bit integer",
     save = "a table of fields", eval = "a table of fields", sample = "a table of fields",
     log = "a table of fields",    loss = "must be a function", on_step = "must be a function",
   }
@@ -108,7 +108,8 @@ local words = {
   { "--steps=99999999999999999999", "at most 2^53" }, { "--seed=9223372036854775808", "a 64-bit integer" },
   { "--seed=0x10", "a 64-bit integer" }, { "--seed=1e3", "a 64-bit integer" }, { "--seed=", "a 64-bit integer" },
   { "--layout.dp=0", "a number of ranks" }, { "--layout.dp=nan", "a number of ranks" },
-  { "--layout.schedule=gpipe", "one of 1f1b" }, { "--data.=3", "fields are set as" }, { "--.=3", "fields are set as" },
+  { "--layout.schedule=gpip", "one of gpipe, 1f1b, interleaved, zb-h1, or a function" },
+  { "--data.=3", "fields are set as" }, { "--.=3", "fields are set as" },
   { "--data..batch=3", "fields are set as" }, { "--optim=adamw", "such as --optim.betas=" },
   { "--save=true", "such as --save.at_end=" }, { "--model.blocks.x=3", "which has no fields" },
   { "--eval.every=1", "--eval.every=1: eval has nothing to look at" }, { "--Steps=5", "did you mean steps?" },

@@ -2,6 +2,7 @@
 local check = require "tests.check"
 local c = require "pg.c"
 local scope = require "pg.scope"
+local Tensor = require "pg.tensor"
 local equal, is_true = check.equal, check.is_true
 local tests = {}
 
@@ -24,6 +25,25 @@ function tests.test_what_is_born_in_a_scope_dies_with_it()
   equal(pg.memory().tensors, before.tensors)
   equal(pg.memory().in_use, before.in_use)
   equal(kept.raw, nil)
+end
+
+-- From 128 MiB on a block is at most a 64th larger than what was asked: the segments of a large model.
+function tests.test_large_blocks_waste_little()
+  if os.getenv "PG_POOL" == "0" then return end -- which writes to every byte
+  for _, bytes in ipairs { 128 * MIB, 128 * MIB + 4, 145000000, 256 * MIB - 4, 404766720 } do
+    local before = pg.memory().in_use
+    local x = Tensor.empty { bytes / 4 }
+    local taken = pg.memory().in_use - before
+    is_true(taken >= bytes and taken <= bytes * 65 / 64, ("%d bytes took %d"):format(bytes, taken))
+    x:free()
+    local kept = pg.memory().kept
+    local again = Tensor.empty { bytes / 4 }
+    equal(pg.memory().kept, kept - taken) -- the same block
+    again:free()
+  end
+  c.C.pg_mem_trim()
+  equal(pg.memory().kept, 0)
+  c.collect() -- the next collection's bound follows from what lives now
 end
 
 function tests.test_returned_tensors_go_to_the_scope_around()

@@ -23,6 +23,7 @@ function tests.test_not_finite()
   equal({ s.nonfinite, s.mean }, { 1, nil })
   equal(tostring(s), "[1] f32  NOT FINITE 1")
   equal(tostring(pg.empty { 0, 3 }:stats()), "[0,3] f32  empty")
+  check.throws(function() pg.stats(3) end, "stats: a tensor is wanted, got number")
 end
 
 -- More than a piece, with the largest in the last one.

@@ -1,5 +1,5 @@
 -- ranks: 4
--- A checkpoint of any layout loads in any other; what fails on one rank fails on all, and nothing is lost.
+-- A checkpoint of any layout loads in any other (C22); what fails on one rank fails on all, and nothing is lost.
 local c = require "pg.c"
 local agree = require "pg.agree"
 local checkpoint = require "pg.checkpoint"

@@ -120,25 +120,40 @@ local function load_piece(v, piece, t)
   if same ~= t then same:release() end
 end
 
+-- The tensor of a piece among the numbers given, checked.
+local function tensor_for(entry, numbers)
+  local piece = entry.piece
+  local t = numbers[entry.name] or c.fail("load: there is no tensor for parameter %s", entry.name)
+  if table.concat(t.shape, ",") ~= table.concat(piece.whole, ",") then
+    c.fail("load: %s is %s, the parameter is [%s] %s", entry.name, t:describe(), table.concat(piece.whole, ","),
+           entry.parameter.dtype)
+  end
+  return t
+end
+
 --- module:load_numbers{ [name] = tensor }: set named pieces from whole tensors, of which this rank may hold a part;
--- unknown and missing names are errors.
+-- unknown and missing names are errors, with nothing changed.  Masters follow.
 function Module:load_numbers(numbers)
-  local left = {}
+  local left, by_segment, order = {}, {}, {}
   for name in pairs(numbers) do left[name] = true end
   for _, entry in ipairs(self:named()) do
-    local piece = entry.piece
-    local t = numbers[entry.name] or c.fail("load: there is no tensor for parameter %s", entry.name)
-    if table.concat(t.shape, ",") ~= table.concat(piece.whole, ",") then
-      c.fail("load: %s is %s, the parameter is [%s] %s", entry.name, t:describe(), table.concat(piece.whole, ","),
-             entry.parameter.dtype)
-    end
-    local v = entry.parameter:view(piece.shape, piece.first)
-    load_piece(v, piece, t)
-    v:free()
+    tensor_for(entry, numbers)
     left[entry.name] = nil
+    local s = entry.parameter.segment
+    if not by_segment[s] then by_segment[s], order[#order + 1] = {}, s end
+    table.insert(by_segment[s], entry)
   end
   local extra = next(left)
   if extra then c.fail("load: no parameter is named %s", extra) end
+  for _, s in ipairs(order) do
+    s:edit(function(flat)
+      for _, entry in ipairs(by_segment[s]) do
+        local v = flat:view(entry.piece.shape, entry.parameter.offset + entry.piece.first)
+        load_piece(v, entry.piece, numbers[entry.name])
+        v:free()
+      end
+    end)
+  end
 end
 
 --- tostring(module) -> its classes and parameters as an indented tree.

@@ -48,7 +48,7 @@ end
 -- Linear keeps weights as [out,in] (PyTorch, Hugging Face): y = x w^T + bias.
 local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = true, remakes = { true },
   again_if = function(r) return r.a.activation end,
-  again = gemm.again,
+  again = gemm.again, again_needs = gemm.again_needs,
   grad_input = function(r, dy, d, add)
     if not d[1] then return end
     product(d[1], before_epilogue(r, dy), r.saved[2], false, false, add[1])

@@ -14,7 +14,7 @@ local function statistic(x)
 end
 
 local function raw(t) return t and t.raw or nil end
-local function alive(t) return t and t:alive().raw end
+local function alive(t) return t and t:alive().raw or nil end
 
 -- The C call fills dx and dw together, so it is asked once: by grad_input where dx is wanted.
 local RMSNORM = { name = "rmsnorm", mixed = true, based = true, grad_input = function(r, dy, d, add, base)
@@ -23,10 +23,10 @@ local RMSNORM = { name = "rmsnorm", mixed = true, based = true, grad_input = fun
                             add[1] or 0, add[2] or 0))
 end, again = function(s, a)
   local y, rstd = Tensor.like(s[1]), statistic(s[1])
-  c.check(C.pg_rmsnorm(y.raw, rstd.raw, s[1].raw, raw(s[2]), a.eps))
+  c.check(C.pg_rmsnorm(y.raw, rstd.raw, alive(s[1]), alive(s[2]), a.eps))
   rstd:release()
   return y
-end }
+end, again_needs = { true, true } }
 
 local LAYERNORM = { name = "layernorm", mixed = true, based = true, grad_input = function(r, dy, d, add, base)
   local s = r.saved
@@ -34,11 +34,11 @@ local LAYERNORM = { name = "layernorm", mixed = true, based = true, grad_input =
                               raw(base[1]), add[1] or 0, add[2] or 0, add[3] or 0))
 end, again = function(s, a)
   local y, mean, rstd = Tensor.like(s[1]), statistic(s[1]), statistic(s[1])
-  c.check(C.pg_layernorm(y.raw, mean.raw, rstd.raw, s[1].raw, raw(s[2]), raw(s[5]), a.eps))
+  c.check(C.pg_layernorm(y.raw, mean.raw, rstd.raw, alive(s[1]), alive(s[2]), alive(s[5]), a.eps))
   mean:release()
   rstd:release()
   return y
-end }
+end, again_needs = { true, true, [5] = true } }
 
 local SUM = { name = "add", pass = function(_, _, dy) return dy end, grad_input = function() end }
 

@@ -128,7 +128,8 @@ local function wants_gradient(t) return t.requires_grad or t.record ~= nil end
 local BACK = { name = "matmul" } -- of gradients: the tape says whose
 
 local GATHERED = { name = "linear_gathered", weights = { [2] = true, [3] = true }, mixed = true, remakes = { true },
-                   again_if = function(r) return r.a.activation end, again = gemm.again }
+                   again_if = function(r) return r.a.activation end, again = gemm.again,
+                   again_needs = gemm.again_needs }
 
 -- The rows of all ranks for the weight's gradient: saved or made again here, and sent.
 local function gather_saved(r, async)

@@ -139,7 +139,7 @@ function Optimizer:refuse(number, norm)
   local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad()
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
-  c.fail("%s", agree.first(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
+  c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
 end
 
 -- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all
@@ -173,7 +173,8 @@ end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
 -- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
--- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a gradient is not finite.
+-- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a
+-- gradient is not finite.
 function Optimizer:step(o)
   local reduced = o and o.reduced
   self.bad_gradient = o and o.bad

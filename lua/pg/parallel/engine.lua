@@ -11,20 +11,6 @@ local zero = require "pg.parallel.zero"
 local Tensor = require "pg.tensor"
 local C = require("pg.c").C
 
--- Segments of what no Sequential sees to: nobody waits for their values (zero.lua) but the engine.
-local function outside(model)
-  local inside, list = {}, {}
-  model:each_module(function(m)
-    for _, item in ipairs(m.items or {}) do
-      for _, p in ipairs(item:parameters()) do inside[p.segment or p] = true end
-    end
-  end)
-  for _, s in ipairs(model.segments) do
-    if not inside[s] then list[#list + 1] = s end
-  end
-  return list
-end
-
 local engine = {}
 local Engine = {}
 Engine.__index = Engine
@@ -38,7 +24,6 @@ function engine.new(model, segments, o)
     e.pipe = pipeline.new(model, o.plan, { schedule = o.schedule, loss = e.loss })
     e.rest = o.plan.rest
   end
-  e.outside = outside(model)
   e.counts = mesh.tp.rank == 0 and mesh.pp.rank == mesh.pp.size - 1
   return e
 end
@@ -69,7 +54,6 @@ end
 function Engine:gradients(micro, source)
   local r = reducer.new(self.segments)
   local losses
-  zero.ready(self.outside)
   if self.pipe then
     losses = self.pipe:gradients(micro, source, r)
     if #self.rest > 0 then r:after(true, self.rest) end
@@ -96,7 +80,7 @@ end
 
 --- e:adopt(model, schedule): from now on the code of another model that has the same parameters.
 function Engine:adopt(model, schedule)
-  self.model, self.outside = model, outside(model)
+  self.model = model
   if self.pipe then self.pipe:adopt(model, schedule) end
 end
 
@@ -108,7 +92,7 @@ end
 
 function Engine:abandon(kept)
   zero.abandon(self.segments)
-  self.model, self.outside, self.bad = kept.model, outside(kept.model), nil
+  self.model, self.bad = kept.model, nil
   if self.pipe then self.pipe:abandon(kept.pipe) end
 end
 
@@ -117,7 +101,6 @@ end
 --- e:evaluate(batch) -> sum of losses, count of targets; 0, 0 on ranks that do not count.  Forward only: call it in a
 -- scope and under tape.no_grad.
 function Engine:evaluate(batch)
-  zero.ready(self.outside)
   local loss, valid
   if self.pipe then loss, valid = self.pipe:through(batch)
   else loss, valid = self.loss(self.model, batch) end
@@ -131,9 +114,8 @@ function Engine:settle() if self.pipe then self.pipe.wire:sweep(0) end end
 
 --- e:logits(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank of pp and tp.  As e:evaluate.
 function Engine:logits(ids)
-  zero.ready(self.outside)
-  local V, last = self.model.vocab, nil
-  local all
+  local V = self.model.vocab
+  local all, last
   if self.pipe then all = self.pipe:through { tokens = ids } else all = self.model(ids) end
   local rows = all and all.count / V
   if all then last = reduce.slice(reduce.reshape(all, { rows, V }), 1, rows, 1):to "f32"

@@ -1,6 +1,6 @@
 -- parallel/layout.lua: from the fields of a layout to a mesh, a model of which this rank holds its part, and the plan
 -- that is printed.  What cannot be is refused before anything is built or sent, with the nearest that fits.
---   fields: pp, dp (or "rest"), tp, zero, sequence, schedule, chunks, blocks
+--   fields: pp, dp (or "rest"), tp, zero, sequence, tp_chunks, schedule, chunks, blocks
 local c = require "pg.c"
 local describe = require "pg.describe"
 local log = require "pg.log"
@@ -9,7 +9,6 @@ local params = require "pg.params"
 local parts = require "pg.parallel.parts"
 local schedule = require "pg.parallel.schedule"
 local zero = require "pg.parallel.zero"
-local C = c.C
 
 local layout = {}
 
@@ -36,10 +35,11 @@ local function dp_of(l, ranks)
   if dp == "rest" and fits then return ranks / (pp * tp) end
   local p, t = nearest(pp, tp, ranks)
   local instead = fits and 'layout.dp = "rest"'
-    or ("a layout of %d ranks, such as pp %d x dp %d x tp %d"):format(ranks, p, ranks / (p * t), t)
+    or ("a layout of %d rank%s, such as pp %d x dp %d x tp %d"):format(ranks, ranks == 1 and "" or "s", p,
+                                                                     ranks / (p * t), t)
   if dp == "rest" then
-    c.fail("layout: pp %d x tp %d = %d does not divide the %d ranks that %s; use -n %d, or %s", pp, tp, pp * tp, ranks,
-           ranks == 1 and "was started" or "were started", math.max(1, math.ceil(ranks / (pp * tp))) * pp * tp, instead)
+    c.fail("layout: pp %d x tp %d = %d, which does not divide the ranks: %s; use -n %d, or %s", pp, tp, pp * tp,
+           ranks_text(ranks), math.ceil(ranks / (pp * tp)) * pp * tp, instead)
   end
   if pp * dp * tp ~= ranks then
     c.fail("layout: pp %d x dp %d x tp %d = %d ranks, but %s; use -n %d, or %s", pp, dp, tp, pp * dp * tp,
@@ -58,12 +58,14 @@ function layout.check_schedule(l, micro)
     end
     return
   end
-  schedule.make(l.schedule, { stages = l.pp, micro = micro or 1, chunks = l.chunks })
+  local ok, why = pcall(schedule.make, l.schedule, { stages = l.pp, micro = micro or 1, chunks = l.chunks })
+  if not ok then c.fail("layout.schedule: %s", c.plain(why)) end
 end
 
 --- layout.resolve(fields, ranks) -> the same as numbers: dp is one, and the product is `ranks`.
 function layout.resolve(l, ranks)
   local out = { pp = l.pp or 1, tp = l.tp or 1, dp = l.dp or "rest", zero = l.zero or 0, sequence = l.sequence,
+                tp_chunks = l.tp_chunks,
                 schedule = l.schedule or "1f1b", chunks = l.chunks, blocks = l.blocks }
   out.dp = dp_of(out, ranks)
   return out
@@ -80,8 +82,8 @@ function layout.share(l, batch, micro)
   local rows = batch / dp
   micro = micro or rows
   if rows % micro ~= 0 then
-    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d", micro, rows,
-           batch, dp, rows)
+    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
+           micro, rows, batch, dp, rows)
   end
   layout.check_schedule(l, rows / micro)
   return micro
@@ -112,19 +114,20 @@ local function fullest(model, plan, tp)
   return most
 end
 
--- Weights, gradients and moments (numbers a parameter) alone must fit into the smallest rank's memory.
+-- Weights, gradients and moments (with masters) alone must fit into the smallest rank's memory.
 local function check_memory(model, plan, l, o)
   local limit = mesh.world:sum_numbers({ pg.memory().limit }, "min")[1]
   local n, dtype, share = fullest(model, plan, l.tp), sizes[o.dtype or "f32"], l.dp
   local held = dtype == 2 and 2 or 0 -- bytes of a master beside the weight
   local weights = n * dtype / (l.zero >= 3 and share or 1)
   local gradients = n * math.max(dtype, 4) / (l.zero >= 2 and share or 1)
-  local moments = n * (math.max(dtype, 4) * (o.moments or 2) + held) / (l.zero >= 1 and share or 1)
+  local moments = n * ((o.moments or 8) + held) / (l.zero >= 1 and share or 1)
   local sum = weights + gradients + moments
   if sum <= limit then return end
   c.fail("layout: out of memory before the first step: the fullest rank would hold %s (weights %s, gradients %s, "
          .. "moments %s), the smallest has %s; take more ranks along pp or tp, a higher layout.zero with dp > 1, or a "
-         .. "smaller model", log.bytes(sum), log.bytes(weights), log.bytes(gradients), log.bytes(moments), log.bytes(limit))
+         .. "smaller model", log.bytes(sum), log.bytes(weights), log.bytes(gradients), log.bytes(moments),
+         log.bytes(limit))
 end
 
 -- ---- building ----
@@ -138,13 +141,13 @@ local function module_of(what)
 end
 
 --- layout.build(what, l, o) -> model, plan.  what: a description or a module; l: of layout.resolve.  The mesh stands
--- afterwards, and the model has what this rank holds of it.  o: seed, dtype; moments, how many an optimiser keeps of
--- each parameter.  plan.parameters: of the whole model; plan is parts.cut's where there are several stages.
+-- afterwards, and the model has what this rank holds of it.  o: seed, dtype; moments, the bytes an optimiser keeps
+-- beside each parameter (8).  plan.parameters: of the whole model; plan is parts.cut's where there are several stages.
 function layout.build(what, l, o)
   local model = module_of(what)
   local plan = (l.pp > 1 or l.blocks) and parts.cut(model, l) or {}
   plan.parameters = parts.count(model)
-  mesh.build { pp = l.pp, dp = l.dp, tp = l.tp, zero = l.zero, sequence = l.sequence }
+  mesh.build { pp = l.pp, dp = l.dp, tp = l.tp, zero = l.zero, sequence = l.sequence, tp_chunks = l.tp_chunks }
   check_memory(model, l.pp > 1 and plan or nil, l, o)
   if l.pp > 1 then parts.mark(model, plan, mesh.pp.rank) end
   params.build(model, o)
@@ -185,18 +188,20 @@ local function schedule_text(l)
   return l.chunks > 1 and ("%s of %d chunks a stage"):format(name, l.chunks) or name
 end
 
-local zeros = { [0] = "nothing is shared out", "moments are shared out over dp",
-                "gradients and moments are shared out over dp", "weights, gradients and moments are shared out over dp" }
+local zeros = { [0] = "nothing is shared out", "dp shares out moments", "dp shares out gradients and moments",
+                "dp shares out weights, gradients and moments" }
 
 -- Bytes in use under each tag, at most over the ranks; the least limit.
 local function memory_line()
-  local held = { weights = 0, gradients = 0, moments = 0 }
+  local tags, held = { "weights", "masters", "gradients", "moments" }, { 0, 0, 0, 0, -pg.memory().limit }
   for _, holder in ipairs(pg.memory().holders) do
-    if held[holder.tag] then held[holder.tag] = holder.bytes end
+    for i, tag in ipairs(tags) do if holder.tag == tag then held[i] = holder.bytes end end
   end
-  local told = mesh.world:sum_numbers({ held.weights, held.gradients, held.moments, -pg.memory().limit }, "max")
-  return ("a rank holds at most: weights %s, gradients %s, moments %s; it may use %s"):format(log.bytes(told[1]), log.bytes(told[2]),
-                                                                                           log.bytes(told[3]), log.bytes(-told[4]))
+  local told, words = mesh.world:sum_numbers(held, "max"), {}
+  for i, tag in ipairs(tags) do
+    if told[i] > 0 then words[#words + 1] = tag .. " " .. log.bytes(told[i]) end
+  end
+  return ("a rank holds at most: %s; it may use %s"):format(table.concat(words, ", "), log.bytes(-told[5]))
 end
 
 -- What dp costs a step, on the rank that sends most.
@@ -212,8 +217,8 @@ local function outside_line(segments)
   return #names > 0 and "whole on every rank, being outside the layers: " .. table.concat(names, ", ") or nil
 end
 
---- layout.lines(plan, l, segments, micro) -> lines that tell who holds what, once all is built; none for one rank.  All
--- ranks call it.  micro: micro-batches of a step, or nil: not known.
+--- layout.lines(plan, l, segments, micro) -> lines that tell who holds what, once all is built; none for one rank.
+-- All ranks call it.  micro: micro-batches of a step, or nil: not known.
 function layout.lines(plan, l, segments, micro)
   if mesh.size() == 1 then return {} end
   local lines = { ("layout: pp %d x dp %d x tp %d%s%s"):format(l.pp, l.dp, l.tp,

@@ -5,7 +5,9 @@
 -- A parameter that several stages use (a tied head, or one outside the layers) has a segment of its own on each
 -- of them, under one name and of one size, and their gradients are summed over those stages.
 local c = require "pg.c"
+local lm = require "pg.nn.lm"
 local mesh = require "pg.mesh"
+local Sequential = require("pg.nn.layers").Sequential
 local stages = require "pg.parallel.stages"
 
 local parts = {}
@@ -22,11 +24,15 @@ function parts.count(module)
   return count
 end
 
+-- Stages run the layers themselves, so nothing around them may have a say.
 local function layers_of(model, pp)
   local layers = model.layers
-  if not (layers and layers.items and model.part) then
-    c.fail("layout.pp = %d: a pipeline needs a model whose layers are an nn.Sequential and that has part(), as nn.LM; "
-           .. "use layout.pp = 1", pp)
+  if not (layers and layers.items and model.part == lm.LM.part) then
+    c.fail("layout.pp = %d: a pipeline needs an nn.LM, whose layers are an nn.Sequential; use layout.pp = 1", pp)
+  end
+  if model.forward ~= lm.LM.forward or model.loss ~= lm.LM.loss or layers.forward ~= Sequential.forward then
+    c.fail("layout.pp = %d: the model has a forward or loss of its own around its layers, which stages would pass by; "
+           .. "make it an item of the layers or the recipe's loss, or use layout.pp = 1", pp)
   end
   return layers
 end
@@ -103,7 +109,9 @@ function parts.cut(model, o)
   local items = layers_of(model, pp).items
   check_blocks(#items - 2, pp, chunks)
   local plan, stage_of = { chunks = chunks, pp = pp }, {}
-  for i, run in ipairs(stages.cut(costs_of(items), pp * chunks, o.blocks)) do
+  local ok, runs = pcall(stages.cut, costs_of(items), pp * chunks, o.blocks)
+  if not ok then c.fail("layout.blocks: %s", (c.plain(runs):gsub("^stages: ", ""))) end
+  for i, run in ipairs(runs) do
     plan[i - 1] = { run[1] + 1, run[2] + 1 } -- item 1 is the embedding
   end
   plan[0][1], plan[pp * chunks - 1][2] = 1, #items

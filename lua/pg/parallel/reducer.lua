@@ -175,20 +175,21 @@ function reducer.average(segments)
   return r
 end
 
--- Has run:gradients of pg.parallel summed these?
+-- Has run:gradients of pg.parallel summed these?  -> true or not, and what it found bad.
 local function summed(segments)
-  local all = true
+  local all, bad = true, nil
   for _, s in ipairs(segments) do
-    all = all and s.summed
+    all, bad = all and s.summed ~= nil, bad or s.summed and s.summed.bad
     s.summed = nil
   end
-  return all
+  return all, bad
 end
 
 -- What an optimiser does before it updates: once, see that all ranks hold the same weights; then average,
 -- unless the trainer has summed the gradients of its shares during backward.
 local function before_step(optim, reduced)
-  reduced = summed(optim.segments) or reduced
+  local all, bad = summed(optim.segments)
+  reduced, optim.bad_gradient = all or reduced, optim.bad_gradient or bad
   if not optim.agreed then
     zero.ready(optim.segments)
     same_weights.check(optim.segments)

@@ -8,12 +8,12 @@
 -- All ranks run the same lines; each does its part.
 local c = require "pg.c"
 local engine = require "pg.parallel.engine"
+local own_rows = require "pg.nn.rows"
 local layout = require "pg.parallel.layout"
 local mesh = require "pg.mesh"
 local scope = require "pg.scope"
 local step = require "pg.step"
 local tape = require "pg.tape"
-local C = c.C
 
 local script = {}
 local Run = { is_module = true } -- pg.generate takes it for a model
@@ -35,7 +35,8 @@ end
 -- micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
 function script.new(what, fields, o)
   o = o or {}
-  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence" }, "parallel: layout")
+  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence",
+                        "tp_chunks" }, "parallel: layout")
   c.keys(o, { "seed", "dtype", "micro", "loss" }, "parallel")
   local l = layout.resolve(fields or {}, require("pg.host").ranks)
   layout.check_schedule(l, 1)
@@ -80,6 +81,7 @@ local function micro_of(run, batch)
   if rows % micro ~= 0 then
     c.fail("micro %d does not divide the %d sequences of a rank's batch; choose a divisor of %d", micro, rows, rows)
   end
+  own_rows.check(micro, batch.tokens.shape[2])
   return micro, rows / micro
 end
 
@@ -106,7 +108,8 @@ function Run:gradients(batch)
   local share = scope.run(self.engine.gradients, self.engine, count,
                           function(i) return cut(batch, micro, i, sample0) end)
   tape.context = before
-  for _, s in ipairs(self.model.segments) do s.summed = true end -- optim:step() has nothing left to sum
+  local told = { bad = self.engine.bad }
+  for _, s in ipairs(self.model.segments) do s.summed = told end -- optim:step() has nothing left to sum
   return mesh.world:sum_numbers({ share })[1]
 end
 
@@ -130,8 +133,8 @@ function Run:evaluate(batch)
   return told[2] > 0 and told[1] / told[2] or 0
 end
 
---- run(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank.  pg.generate(run, "text") writes; all ranks
--- call it, rank 0 prints.
+--- run(ids) -> the logits [1,V] behind the last of ids [1,T], on every rank.  pg.generate(run, "text") writes; all
+-- ranks call it, rank 0 prints.
 function Run:__call(ids)
   local logits = look(self.engine.logits, self.engine, ids)
   self.engine:settle()

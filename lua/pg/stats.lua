@@ -1,8 +1,9 @@
--- ops/stats.lua: what a tensor's numbers are like, for people: t:stats() prints one line.  Runs on the device, in
+-- stats.lua: what a tensor's numbers are like, for people: t:stats() prints one line.  Runs on the device, in
 -- pieces of a fixed size and in double, so that a large tensor costs no memory; only a sample comes to the host, and
 -- pieces in which some number is not finite.
 local c = require "pg.c"
 local Tensor = require "pg.tensor"
+local watch = require "pg.watch"
 local C = c.C
 
 local PIECE = 2^20           -- numbers taken at a time
@@ -46,7 +47,7 @@ local function each_piece(t, f)
   local bad = 0
   for first = 0, t.count - 1, PIECE do
     bad = bad + with_piece(t, first, math.min(PIECE, t.count - first), function(piece)
-      local some = floating[t.dtype] and pg.nonfinite(piece) or 0
+      local some = floating[t.dtype] and watch.nonfinite(piece) or 0
       local x = some > 0 and only_finite(piece) or some == 0 and piece
       if x then f(x) end
       if x and x ~= piece then x:free() end
@@ -104,12 +105,13 @@ function Stats:__tostring()
                                                                       bad, bars(self.histogram))
 end
 
-local ops = {}
+local stats = {}
 
---- stats(t) -> { shape, dtype, count, mean, std, min, max, nonfinite, histogram }, which prints as a line.  Numbers
--- that are not finite are counted and left out of the rest; std divides by the count; the histogram (24 bins from min to
--- max) is of a sample.  Any dtype, in double.
-function ops.stats(t)
+--- stats.of(t), t:stats() -> { shape, dtype, count, mean, std, min, max, nonfinite, histogram }, which prints as a
+-- line.  Numbers that are not finite are counted and left out of the rest; std divides by the count; the histogram (24
+-- bins from min to max) is of a sample.  Any dtype, in double.
+function stats.of(t)
+  if type(t) ~= "table" or not t.is_tensor then c.fail("stats: a tensor is wanted, got %s", type(t)) end
   t:alive()
   local s = setmetatable({ shape = t.shape, dtype = t.dtype, count = t.count, nonfinite = 0 }, Stats)
   if t.count == 0 then return s end
@@ -127,4 +129,4 @@ function ops.stats(t)
   return s
 end
 
-return ops
+return stats

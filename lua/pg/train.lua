@@ -178,8 +178,8 @@ function Trainer:settle_choices(batch)
   choices.share()
 end
 
---- trainer:gather(reshaped) -> { told, share, valid, bad }: a step up to its update: the gradients of the next batch are
--- there, and all ranks know its loss and who has been asked to stop.  reshaped: batches of another shape than before.
+--- trainer:gather(reshaped) -> { told, share, valid, bad }: a step up to its update: the gradients of the next batch
+-- are there, and all ranks know its loss and who has been asked to stop.  reshaped: batches of another shape.
 function Trainer:gather(reshaped)
   local state = self.state
   state.step = state.step + 1

@@ -1,5 +1,6 @@
-# limit: 60
-# pgrun swap: a new recipe for a run that goes on; one that cannot be taken changes nothing (CASES.md C39).
+# limit: 90
+# pgrun swap and saved files: a new recipe for a run that goes on, in the same processes; one that cannot be taken
+# changes nothing, and whoever offered it is told why (CASES.md C39).
 set -u
 cd "$SCRATCH"
 failed=0
@@ -12,63 +13,81 @@ recipe() {
 local rule = require "rule"
 return {
   model = require "models.llama" { blocks = 1, width = 16, heads = 2, context = 16 },
-  data = { text = "text.txt", batch = 4 }, steps = $2, log = { every = 100 },
+  data = { text = "text.txt", batch = 4 }, steps = $2, log = { every = 1000 },
   optim = { "adamw", clip = 1, rate = function(state) return rule.rate(state) * $1 end },
   $3
 }
 LUA
 }
-echo 'return { rate = function() return 1e-3 end }' >rule.lua
-recipe 1 600 '' first.lua
-"$PGRUN" -n 2 first.lua --run=alone >/dev/null || complain "alone: exit code $?"
-recipe 1 100000 '' long.lua
-"$PGRUN" -n 2 long.lua --run=live >out 2>&1 & job=$!
-for _ in $(seq 100); do [ -e runs/live/process.json ] && break; sleep 0.1; done
+# start NAME FILE: two ranks
+start() {
+    "$PGRUN" -n 2 "$2" --run="$1" >"out-$1" 2>&1 & job=$!
+    for _ in $(seq 100); do [ -s "runs/$1/metrics.jsonl" ] && break; sleep 0.1; done
+}
 # refused TEXT: new.lua is not taken
 refused() {
     "$PGRUN" swap live new.lua >said 2>&1
     code=$?
     [ $code = 1 ] && grep -qF -- "$1" said || { complain "exit code $code; expected: $1"; cat said; }
+    grep -qF -- "$1" out-live || complain "the run did not tell: $1"
 }
+# line TEXT: what the first rank says to it
+line() { echo "@0 $1" | "$PGRUN" attach live | sed 's/^.0. //'; }
+rate_at() { sed -n "s/.*\"rate\":\([^,]*\),.*\"step\":$1[,}].*/\1/p" runs/live/metrics.jsonl; }
+losses() { sed 's/.*"loss":\([^,]*\),.*"step":\([0-9]*\).*/\2 \1/' "runs/$1/metrics.jsonl"; }
+
+echo 'return { rate = function() return 1e-3 end }' >rule.lua
+recipe 1 300 '' first.lua
+"$PGRUN" -n 2 first.lua --run=alone >/dev/null || complain "alone: exit code $?"
+recipe 1 1000000 '' long.lua
+export PGRUN_TRIAL_LIMIT=5 PGRUN_TIMEOUT=4
+start live long.lua
+pids=$(line 'require("pg.host").pid .. " " .. require("pg.host").starter')
 echo 'return { steps = = 3 }' >new.lua
 refused 'new.lua:1: unexpected symbol near'
-recipe 1 100000 'lose = 1,' new.lua
-refused 'unknown field lose, did you mean loss?'
-recipe 1 100000 'micro = 1,' new.lua
-refused 'micro was 2, is 1; it cannot change while a run goes on'
+recipe 1 1000000 'lose = 1,' new.lua
+refused 'new.lua:6: unknown field lose, did you mean loss?'
+recipe 1 1000000 'layout = { tp = 2 },' new.lua
+refused 'layout.dp was 2, is 1; it cannot change while a run goes on: pgrun stop RUN saves the run, and --resume=RUN'
 recipe 1 1 '' new.lua
 refused 'steps is 1, and step'
 echo 'while true do end' >new.lua
-"$PGRUN" stop live >/dev/null
-wait $job
-PGRUN_LINE_LIMIT=0.5 "$PGRUN" -n 2 long.lua --run=second --save.every=0 >out 2>&1 & job=$!
-for _ in $(seq 100); do [ -e runs/second/process.json ] && break; sleep 0.1; done
-"$PGRUN" swap second new.lua >said 2>&1
-[ $? = 1 ] && grep -q 'it ran for more than 0.5 s' said || { complain "an endless recipe:"; cat said; }
-echo 'if pg.rank() == 1 then error "not here" end return {}' >new.lua
-"$PGRUN" swap second new.lua >said 2>&1
-[ $? = 1 ] && grep -q 'new.lua:1: not here' said || { complain "one rank refuses:"; cat said; }
-# the module is new as well; twice in a row; on_step is called once a step
+refused 'new.lua:1: stopped: it ran for more than 5 million instructions'
+recipe 1 1000000 'log = pg.rank() == 1 and error "not here" or nil,' new.lua
+refused 'new.lua:6: not here'
+recipe 1 1000000 'loss = function(model, batch) if model:loss(batch):item() > 0 and pg.rank() == 1 then error "late" end return model:loss(batch) end,' new.lua
+refused 'late'
+# ranks that wait for one another in vain in the first step
+recipe 1 1000000 'loss = function(model, batch) if pg.rank() == 1 then pg.barrier() end return model:loss(batch) end,' new.lua
+refused 'barrier'
+[ "$pids" = "$(line 'require("pg.host").pid .. " " .. require("pg.host").starter')" ] || complain "other processes: $pids"
+# a module that was saved; then the script; a broken one is offered once
+from=$(line 'state.step')
 echo 'return { rate = function() return 5e-4 end }' >rule.lua
-recipe 3 100000 'on_step = function(state) pg.calls = (pg.calls or 0) + 1 end,' new.lua
-"$PGRUN" swap second new.lua >said 2>&1 && grep -q 'runs/second: new.lua from step [0-9]* on' said || { complain "taken:"; cat said; }
-from=$(sed 's/.*from step \([0-9]*\) on/\1/' said)
-recipe 4 100000 'on_step = function(state) pg.calls = (pg.calls or 0) + 1 end,' new.lua
-"$PGRUN" swap second new.lua >said 2>&1 || { complain "taken twice:"; cat said; }
-echo "pg.calls == state.step - $from + 1, optim.steps == state.step" | "$PGRUN" attach second >said
-grep -q '^.all. true	true' said || { complain "hooks and counters:"; cat said; }
-step=$(echo 'state.step' | "$PGRUN" attach second | sed 's/.all. //')
+for _ in $(seq 100); do grep -q 'long.lua from step' out-live && break; sleep 0.1; done
+[ "$(line 'trainer.optim.last_rate')" = 0.0005 ] || complain "a saved module"
+echo 'return {' >long.lua
+for _ in $(seq 100); do grep -q "long.lua:2: unexpected symbol near '<eof>'" out-live && break; sleep 0.1; done
+sleep 0.6
+[ "$(grep -c "near '<eof>'" out-live)" = 1 ] || complain "a broken file was offered again"
+# pgrun swap: the module is new as well; twice in a row; on_step is called once a step
+echo 'return { rate = function() return 2e-4 end }' >rule.lua
+recipe 3 1000000 'on_step = function(state) pg.calls = (pg.calls or 0) + 1 end,' new.lua
+"$PGRUN" swap live new.lua >said 2>&1 && grep -q 'runs/live: .*new.lua from step [0-9]* on; the run stood still for' said ||
+    { complain "taken:"; cat said; }
+first=$(sed 's/.*from step \([0-9]*\) on.*/\1/' said)
+recipe 4 1000000 'on_step = function(state) pg.calls = (pg.calls or 0) + 1 end,' new.lua
+"$PGRUN" swap live new.lua >said 2>&1 || { complain "taken twice:"; cat said; }
+[ "$(line "pg.calls == state.step - $first + 1 and optim.steps == state.step")" = true ] || complain "hooks and counters"
+step=$(line 'state.step')
 recipe 4 $((step + 200)) '' new.lua
-"$PGRUN" swap second new.lua >/dev/null || complain "fewer steps"
-wait $job || complain "the run: exit code $?"
-rate_at() { sed -n "s/.*\"rate\":\([^,]*\),.*\"step\":$1[,}].*/\1/p" runs/second/metrics.jsonl; }
-[ "$(rate_at $((from - 1)))" = 0.001 ] && [ "$(rate_at "$from")" = 0.0015 ] || complain "rates: $(rate_at $((from - 1))) $(rate_at "$from")"
-[ "$(rate_at $((step + 200)))" = 0.002 ] || complain "the last rate: $(rate_at $((step + 200)))"
-[ "$(grep -c '"accepted":true' runs/second/journal.jsonl)" = 3 ] && [ "$(grep -c '"accepted":false' runs/second/journal.jsonl)" = 2 ] ||
-    { complain "the journal:"; cat runs/second/journal.jsonl; }
+"$PGRUN" swap live new.lua >/dev/null || complain "fewer steps"
+wait $job || { complain "the run: exit code $?"; tail -5 out-live; }
+[ "$(rate_at $((first - 1)))" = 0.0005 ] && [ "$(rate_at "$first")" = 0.0006 ] || complain "rates: $(rate_at $((first - 1))) $(rate_at "$first")"
+[ "$(grep -c '"accepted":true' runs/live/journal.jsonl)" = 4 ] && [ "$(grep -c '"accepted":false' runs/live/journal.jsonl)" = 9 ] ||
+    { complain "the journal:"; cut -c1-200 runs/live/journal.jsonl; }
 # what was refused has not touched the training: to the bit
-losses() { sed 's/.*"loss":\([^,]*\),.*"step":\([0-9]*\).*/\2 \1/' "runs/$1/metrics.jsonl"; }
-losses alone | head -"$((from < 600 ? from - 1 : 600))" >a
-losses second | head -"$(wc -l <a)" >b
+losses alone | head -"$((from < 300 ? from : 300))" >a
+losses live | head -"$(wc -l <a)" >b
 cmp a b || complain "a refused recipe changed the losses"
 exit $failed

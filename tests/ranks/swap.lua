@@ -16,8 +16,8 @@ local old, new = swaps.text(), swaps.text {
 -- The same from the start: functions that look at the step; the clip, which is a number, by hand.
 local written = ([[local step = 0
 ]] .. swaps.text {
-  optim = ('"adamw", clip = 1, decay = 0.1, rate = function(state) return state.step < %d and 1e-3 or 1e-2 / state.step end')
-    :format(AT),
+  optim = ([["adamw", clip = 1, decay = 0.1,
+    rate = function(state) return state.step < %d and 1e-3 or 1e-2 / state.step end]]):format(AT),
   more = ([[on_step = function(state) step = state.step end, loss = function(model, batch)
     if step + 1 < %d then return model:loss(batch) end
     return %s

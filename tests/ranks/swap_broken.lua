@@ -1,7 +1,7 @@
 -- ranks: 4
 -- limit: 240
--- Recipes that cannot be taken, offered while a run goes on, one kind after another: it goes on, its losses are those of
--- a run that was never asked, to the bit, and each reason is told.  SWAPS=500: so many (60).
+-- Recipes that cannot be taken, offered while a run goes on, one kind after another: it goes on, its losses are those
+-- of a run that was never asked, to the bit, and each reason is told.  SWAPS=500: so many (60).
 local fs = require "pg.fs"
 local swaps = require "tests.swaps"
 local N = tonumber(os.getenv "SWAPS") or 60
@@ -12,7 +12,8 @@ local getenv = os.getenv
 function os.getenv(name) return name == "PGRUN_TRIAL_LIMIT" and "2" or getenv(name) end -- luacheck: ignore 122
 
 -- Random numbers of every kind: dropout by name, dropout by call.
-swaps.base { model = 'require "models.gpt2" { blocks = 1, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 }',
+swaps.base {
+  model = 'require "models.gpt2" { blocks = 1, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 }',
   more = [[micro = 1, loss = function(model, batch)
     return pg.mul(model:loss(batch), pg.mean(pg.dropout(pg.ones { 64 }, 0.1)))
   end,]] }
@@ -32,7 +33,8 @@ local kinds = {
   end, ":1: not here" },
   { "unknown field", function() return with "lose = 1," end, "unknown field lose, did you mean loss?" },
   { "wrong type", function() return swaps.text { steps = '"many"' } end, 'steps is "many"; it must be an integer' },
-  { "layout", function() return with "layout = { tp = 2 }," end, "layout.dp was 4, is 2; it cannot change while a run goes on" },
+  { "layout", function() return with "layout = { tp = 2 }," end,
+    "layout.dp was 4, is 2; it cannot change while a run goes on" },
   { "zero", function() return with "layout = { zero = 1 }," end, "--resume=RUN with the new recipe goes on so" },
   { "width", function() return swaps.text { model = swaps.model:gsub("width = 32", "width = 64") } end,
     "model.width was 32, is 64" },
@@ -75,12 +77,11 @@ local kinds = {
       ]]):format(i % 4) .. loss "local _ = pg.zeros({ 1 }):item()\nif true then return bad((model:loss(batch))) end"
   end, "no gradient", live = true },
   { "rate of the first step, one rank", function(i)
-    return "local n = 0\n" .. swaps.text { optim = ([["adamw", rate = function(state)
-      n = n + 1
-      if n == 3 and pg.rank() == %d then error "third call" end
-      state.mine = n
+    return swaps.text { optim = ([["adamw", rate = function(state)
+      state.mine = 1
+      if state.tokens == state.step * 256 and pg.rank() == %d then error "with its tokens" end
       return 1 end]]):format(i % 4) }
-  end, "third call", live = true },
+  end, "with its tokens", live = true },
 }
 
 -- What is looked at before which step, the kinds in turn.

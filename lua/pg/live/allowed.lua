@@ -5,8 +5,8 @@ local recipe = require "pg.recipe"
 local allowed = {}
 
 -- What is looked at between steps, or has no numbers of its own on any rank.
-local FREE = { loss = true, on_step = true, optim = true, steps = true, log = true, save = true, sample = true, eval = true,
-               data = true, micro = true, recompute = true, live = true }
+local FREE = { loss = true, on_step = true, optim = true, steps = true, log = true, save = true, sample = true,
+               eval = true, data = true, micro = true, recompute = true, live = true }
 local FIXED = { ["optim.1"] = true, ["optim.moments"] = true } -- of those
 local NAMES = { ["optim.1"] = "optim" }
 

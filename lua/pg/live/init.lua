@@ -1,8 +1,8 @@
 -- live/init.lua: a training that people can reach while it goes on.  Trainer:run calls live.boundary(trainer)
 -- before each step and live.close(trainer) at its end.  Between steps the first rank looks at its socket
 -- (runtime/host/control.c), which costs one poll() where nobody is there, and at the recipe's files, which costs a
--- stat() each; a line to run or a recipe to take calls all ranks together at the next boundary (board.c, or a collective
--- where ranks share no page), and they run it (lines.lua) or try it (swap.lua).
+-- stat() each; a line to run or a recipe to take calls all ranks together at the next boundary (board.c, or a
+-- collective where ranks share no page), and they run it (lines.lua) or try it (swap.lua).
 -- Messages, by their kind:
 --   to the run:     A attach   L a line   I stop the line   Q how it stands   T stop the run   W take this recipe
 --   to the client:  K yes, with a text   E no, with the reason   R what a line said, "+" or "-" first   S json

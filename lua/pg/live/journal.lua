@@ -1,6 +1,6 @@
 -- live/journal.lua: FOLDER/journal.jsonl: what was offered to a run while it trained, an object a line: step,
--- accepted, hash of all its texts, text of the recipe, modules (texts, by file, that are not those that run), and where it
--- was refused reason, with file and line, rank and field.
+-- accepted, hash of all its texts, text of the recipe, modules (texts, by file, that are not those that run), and where
+-- it was refused reason, with file and line, rank and field.
 local c = require "pg.c"
 local fs = require "pg.fs"
 local json = require "pg.json"

@@ -21,9 +21,9 @@ local function equal(a, b)
 end
 
 -- Settings as the command line of the run leaves them.
-local function settings(trainer, offer, new)
+local function settings(trainer, given, new)
   local overrides = recipe.arguments(trainer.info.args)
-  local r = recipe.resolve(offer.recipe, overrides, new.info)
+  local r = recipe.resolve(given, overrides, new.info)
   allowed.check(trainer.recipe, r, new.info)
   if r.steps <= trainer.state.step then
     recipe.fail(new.info, "steps", "steps is %d, and step %d is behind us; pgrun stop ends the run", r.steps,
@@ -55,20 +55,27 @@ local function data(trainer, new)
   new.reshaped = not same or r.micro ~= old.micro
 end
 
-local function make(trainer, offer, new)
-  settings(trainer, offer, new)
+-- All but the data.
+local function fill(trainer, offer, new)
+  settings(trainer, offer.recipe, new)
   model(trainer, new)
-  data(trainer, new)
 end
 
---- prepare.run(trainer, offer, path, protect, new): fills new; raises why it cannot be, and leaves what is to be freed
--- there (prepare.free).  protect: pcall with limits, for code of the offer.
-function prepare.run(trainer, offer, path, protect, new)
-  sources.compile(offer, protect)
+local function version(trainer, offer, path, protect, new)
   new.info = { path = path, text = offer.text, args = trainer.info.args, run = trainer.info.run }
-  local ok, message = protect(make, trainer, offer, new)
+  sources.compile(offer, protect)
+  local ok, message = protect(fill, trainer, offer, new)
   if not ok then error(message, 0) end
+end
+
+--- prepare.run(trainer, offer, path, protect, new): fills new; raises why it cannot be, with new.info.field, and leaves
+-- there what is to be freed (prepare.free).  protect: pcall with limits, for code of the offer.  What is tried is a
+-- copy: upvalues and modules of the one that is taken are as its file makes them.
+function prepare.run(trainer, offer, path, protect, new)
+  version(trainer, offer, path, protect, new)
+  data(trainer, new)
   trial.run(trainer, new, protect)
+  version(trainer, offer, path, protect, new)
 end
 
 --- prepare.free(new, trainer): what the trainer does not use of it (or of the one before).

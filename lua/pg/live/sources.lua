@@ -150,7 +150,8 @@ local function take_loaded(take)
 end
 
 --- sources.collect(path, list) -> a list of { name, text, file, stamp, module = nil for the script }: what the recipe
--- in that file consists of now.  Raises what is wrong with it, with file and line; list (or nil) then has what was read.
+-- in that file consists of now.  Raises what is wrong with it, with file and line; list (or nil) then has what was
+-- read.
 function sources.collect(path, list)
   list = list or {}
   local take = gatherer(list)

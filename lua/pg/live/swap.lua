@@ -80,9 +80,9 @@ local function first_fault(ok, message, info, axis)
   return { reason = reason, rank = rank, field = field ~= "" and field or nil }
 end
 
---- swap.offer(trainer, path, session, reply): on all ranks, between two steps.  session: of lines.lua; reply(kind, text,
--- offer): on the first rank, once it is known: now, or after the next step.  Where the ranks agree, trainer.change is
--- set and the next step is swap.first_step.
+--- swap.offer(trainer, path, session, reply): on all ranks, between two steps.  session: of lines.lua; reply(kind,
+-- text, offer): on the first rank, once it is known: now, or after the next step.  Where the ranks agree,
+-- trainer.change is set and the next step is swap.first_step.
 function swap.offer(trainer, path, session, reply)
   local began, protect, new = C.pg_time(), limits(session), {}
   local offer, unread = sources.offer(path, protect)
@@ -121,8 +121,8 @@ local function attempt(trainer, change)
   return made
 end
 
--- All ranks have come through, or the first that did not -> { reason, rank }: one with a mistake of its own before those
--- that waited for it.
+-- All ranks have come through, or the first that did not -> { reason, rank }: one with a mistake of its own before
+-- those that waited for it.
 local function first_failed(ok, message, axis)
   local own = not ok and c.code ~= C.PG_ECANCEL
   local reason, rank = agree.first(own and tostring(message) or nil, axis)

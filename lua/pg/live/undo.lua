@@ -28,9 +28,9 @@ end
 
 --- undo.keep(trainer) -> what undo.restore takes.  Between two steps, on all ranks.
 function undo.keep(trainer)
-  return { process = guard.keep(), engine = trainer.engine:keep(), optim = trainer.optim:keep(), model = trainer.model,
-           trainer = pick(trainer, OF_TRAINER), state = pick(trainer.state, OF_STATE), shown = trial.copy(trainer.shown),
-           tokens = trainer.about.tokens, position = trainer.loader.position }
+  return { process = guard.keep(), engine = trainer.engine:keep(), optim = trainer.optim:keep(),
+           model = trainer.model, trainer = pick(trainer, OF_TRAINER), state = pick(trainer.state, OF_STATE),
+           shown = trial.copy(trainer.shown), tokens = trainer.about.tokens, position = trainer.loader.position }
 end
 
 --- undo.restore(trainer, kept): on all ranks, once their groups are whole.

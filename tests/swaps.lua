@@ -43,7 +43,8 @@ end
 
 --- swaps.run(name, text, o) -> records, answers { { step =, kind =, text =, path = }, ... } (of rank 0), the trainer.
 -- A training of the recipe of this text.  o.offers[step] = list of texts: each is offered so that it is looked at
--- before that step; o.before(step, trainer): on every rank, before each step; o.path(text, step) -> path, in place of a file.
+-- before that step; o.before(step, trainer): on every rank, before each step; o.path(text, step) -> path, in place
+-- of a file.
 function swaps.run(name, text, o)
   o = o or {}
   local answers, of = {}, nil

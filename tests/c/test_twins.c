@@ -175,7 +175,7 @@ static void functions_of_one(void **state) {
         for (int kind = PG_RELU; kind <= PG_ABS; kind++)
             for (int i = 0; i < 4; i++) {
                 int64_t n = case_size(i);
-                if (n) n += 64; /* a lonely number near a zero of its function has no norm to speak of */
+                if (n) n += 64; /* one number near a zero of its function has no norm */
                 int dtype = floating[f], add = i & 1, positive = kind == PG_LOG || kind == PG_SQRT;
                 twin_array x = input_in(n, dtype, positive ? 1.5 : -4, 4), dy = input(n, dtype);
                 twin_array y = output(n, dtype, 0), dx = output(n, dtype, add);

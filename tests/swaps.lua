@@ -8,8 +8,8 @@ local training = require "tests.training"
 local swaps = {}
 local boundary = live.boundary
 
---- swaps.text{ model =, data =, optim =, steps =, more = } -> the text of a recipe; each a piece of Lua text, or nil: as
--- in swaps.base.
+--- swaps.text{ model =, data =, optim =, steps =, more = } -> the text of a recipe; each a piece of Lua text, or nil:
+-- as in swaps.base.
 function swaps.text(o)
   o = o or {}
   return ([[return {
@@ -42,7 +42,7 @@ local function put(text)
 end
 
 --- swaps.run(name, text, o) -> records, answers { { step =, kind =, text =, path = }, ... } (of rank 0), the trainer.
--- A training of the recipe of this text.  o.offers[step] = list of texts: each is offered so that it is looked at before
+-- A training of the recipe of this text.  o.offers[step] = list of texts: each is offered so as to be looked at before
 -- that step; o.before(step, trainer): on every rank, before each step; o.path(text, step) -> path, in place of a file.
 function swaps.run(name, text, o)
   o = o or {}

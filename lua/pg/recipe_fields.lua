@@ -58,7 +58,7 @@ fields.top = {
   log       = { doc = "lines", fields = {
     every    = { "integer", nil, "steps between two; default: about 30 lines a run", low = 1 } } },
   live      = { doc = "changes while it trains", fields = {
-    watch    = { "boolean", true, "its file and its modules are looked at, and offered to the run when one is saved" } } },
+    watch    = { "boolean", true, "its file and its modules are offered to the run when one is saved" } } },
   loss      = { "function", nil, "function(model, batch) -> loss; default: model:loss(batch)" },
   on_step   = { "function", nil, "function(state), called after every step on every rank" },
 }

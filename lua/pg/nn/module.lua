@@ -86,7 +86,8 @@ function Module:named()
   return list
 end
 
---- module:gradient(name) -> a view of the gradient of that named piece, as the last step has left it.
+--- module:gradient(name) -> a view of the gradient of that named piece, as the last step has left it.  Not where dp
+-- shares gradients out: no rank has it whole.
 function Module:gradient(name)
   local names = {}
   for i, entry in ipairs(self:named()) do
@@ -94,6 +95,10 @@ function Module:gradient(name)
     if entry.name == name then
       local p, piece = entry.parameter, entry.piece
       if not p.grad then c.fail("gradient: %s has none yet", name) end
+      if p.segment and p.segment.level > 0 then
+        c.fail("gradient: under layout.zero = %d no rank has that of %s whole; pg.gradients(model, name) tells of its "
+               .. "shares", p.segment.level, name)
+      end
       return p.grad:view(piece.shape, piece.first)
     end
   end

@@ -99,7 +99,11 @@ function Module:gradient(name)
         c.fail("gradient: under layout.zero = %d no rank has that of %s whole; pg.gradients(model, name) tells of its "
                .. "shares", p.segment.level, name)
       end
-      return p.grad:view(piece.shape, piece.first)
+      local shape = { unpack(piece.shape) }
+      for _, run in ipairs(p.pieces) do -- its other runs of rows lie behind it
+        if run ~= piece and run.name == name then shape[1] = shape[1] + run.shape[1] end
+      end
+      return p.grad:view(shape, piece.first)
     end
   end
   local near = c.nearest(tostring(name), names)

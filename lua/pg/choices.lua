@@ -37,7 +37,7 @@ function choices.share()
   return text()
 end
 
---- choices.keep(folder): beside the run's other files.  choices.take(kept): what a checkpoint or a run kept.
+--- choices.keep(folder): beside the run's other files.  choices.take(kept): what a checkpoint kept.
 function choices.keep(folder)
   local kept = text()
   if kept ~= "" then fs.write(folder .. "/" .. FILE, kept) end

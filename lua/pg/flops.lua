@@ -9,9 +9,9 @@ local C, ffi = c.C, c.ffi
 
 local flops = {}
 
--- Dense peaks in FLOP/s by the vendor's data sheets; the first name that the card's own contains counts.
+-- Dense peaks in FLOP/s by the vendor's data sheets; the first that stands in the card's name, as whole words, counts.
 local peaks = {
-  { "B200", bf16 = 2.25e15 }, { "GB200", bf16 = 2.5e15 },
+  { "B200", bf16 = 2.25e15 }, { "GB200", bf16 = 2.5e15 }, { "GH200", bf16 = 989e12, fp32 = 67e12 },
   { "H100 PCIe", bf16 = 756e12, fp32 = 51e12 }, { "H100 NVL", bf16 = 835e12, fp32 = 60e12 },
   { "H100", bf16 = 989e12, fp32 = 67e12 }, { "H200", bf16 = 989e12, fp32 = 67e12 },
   { "H20", bf16 = 148e12, fp32 = 44e12 }, { "A100", bf16 = 312e12, fp32 = 19.5e12 },
@@ -24,7 +24,7 @@ local peaks = {
 --- flops.peak(card, precision) -> dense FLOP/s of the card of this name, or nil where it is not known.
 function flops.peak(card, precision)
   for _, entry in ipairs(peaks) do
-    if card:find(entry[1], 1, true) then return entry[precision == "fp16" and "bf16" or precision] end
+    if card:find("%f[%w]" .. entry[1] .. "%f[%W]") then return entry[precision] end
   end
 end
 

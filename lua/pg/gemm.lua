@@ -1,4 +1,4 @@
--- gemm.lua: one matrix product with its epilogue, as the ops in ops/matmul.lua and ops/split_linear.lua share it.
+-- gemm.lua: one matrix product with its epilogue, as matmul, split_linear and vocab (ops/) share it.
 local c = require "pg.c"
 local Tensor = require "pg.tensor"
 local C, ffi = c.C, c.ffi

@@ -76,7 +76,7 @@ function generate.ids(model, ids, n, o)
 end
 
 --- generate.text(model, prompt, { tokens=200, temperature=0.8, top_k=0, top_p=1, seed=0 }) -> prompt and what
--- follows it, as text.  Uses no collectives.
+-- follows it, as text.  Collectives are the model's alone: ranks that share one all call it.
 function generate.text(model, prompt, o)
   o = o or {}
   c.keys(o, known, "generate")

@@ -157,6 +157,7 @@ local function override(info, settings, o)
   end
   info.option = nil
   info.given[o.path] = o.option
+  if o.path == "data.random" and not settings.data.random then return end -- chooses nothing
   for _, other in ipairs(fields.sources[o.path] or {}) do settings.data[other] = nil end
 end
 

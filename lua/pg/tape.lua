@@ -47,7 +47,7 @@ end
 
 local function wanted(t) return t ~= nil and (t.requires_grad or t.record ~= nil) end
 
---- tape.records(a, b, ...) -> true if a gradient will be asked for one of them.
+--- tape.wants(a, b, ...) -> true if a gradient will be asked for one of them.
 function tape.wants(a, b, d, e)
   return tape.enabled and (wanted(a) or wanted(b) or wanted(d) or wanted(e))
 end
@@ -321,8 +321,8 @@ end
 
 --- tape.backward(outputs, gradients, options): add d(sum of outputs . gradients) to the leaves.
 -- options.done(leaf): called when a leaf has its whole gradient (an object with begin(records) hears first what will
--- be walked); options.later: a list that takes the
--- weight gradients put off (tape.finish runs them).  Rules find the options as tape.walking.
+-- be walked); options.later: a list that takes the weight gradients put off (tape.finish runs them).  Rules find the
+-- options as tape.walking.
 function tape.backward(outputs, gradients, options)
   options = options or {}
   local roots = {}

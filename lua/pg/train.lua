@@ -34,8 +34,8 @@ local LINES = 30 -- of a run, where the recipe does not say
 
 -- ---- setting up ----
 
---- train.model(settings) -> the model that they name, built for a single process.
-function train.model(r) return pg.build(parts.described(r), { seed = r.seed }) end
+--- train.model(settings) -> the model that they name, in a single process, to be run and not trained.
+function train.model(r) return pg.build(parts.described(r), { train = false }) end
 
 local function setup(r, info)
   local t = setmetatable({ recipe = r, info = info }, Trainer)

@@ -27,6 +27,8 @@ printf 'state.steps\nmodel ~= nil, optim ~= nil, recipe.data.batch, trainer.stat
     "$PGRUN" attach "$long" >said 2>&1 || { complain "attach: exit code $?"; cat said; }
 printf '[all] 100000\n[all] true\ttrue\t4\ttrue\n[1] 10\n' >wanted
 cmp -s said wanted || { complain "attach:"; diff said wanted; }
+echo '(model:gradient("model.norm.weight") * 2):stats().count' | "$PGRUN" attach "$long" | grep -q '^\[all\] 16$' ||
+    complain "tensors have no methods in a run whose recipe names no op"
 echo 'x' | "$PGRUN" attach "$long" | grep -q '^\[all\] 5' || complain "globals of the prompt are gone"
 echo 'x, y = 1 error "no"' | "$PGRUN" attach "$long" >said 2>&1 && complain "a failed line, but exit code 0"
 

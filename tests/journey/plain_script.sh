@@ -29,6 +29,11 @@ paste one.log two.log | awk '
       if ($1 != "step" || $3 != "loss" || d > 1e-4 * one) { print "one rank", one, "two ranks", two; bad = 1 } }
     END { if (!(last < 0.8 * first)) { print "loss from", first, "to", last; bad = 1 }; exit bad }' || failed=1
 
+# Tensors have their operators where no op was named before.
+sed -e 's/model:loss(batch) /model:loss(batch) * 2 /' -e 's/steps(30)/steps(10)/' short.lua >double.lua
+cmp -s short.lua double.lua && fail "nothing was doubled"
+"$PGRUN" double.lua || fail "exit code of a loss times 2"
+
 # As it stands, but for the number of steps.
 sed 's/steps(300)/steps(3)/' script.lua >whole.lua
 "$PGRUN" whole.lua || fail "the script as it stands"

@@ -44,6 +44,12 @@ function tests.test_any_field_from_the_command_line()
   check.equal(require("pg.describe").name(r.model), "llama")
 end
 
+function tests.test_random_tokens_may_be_chosen_and_not()
+  local text = training.recipe().data.text
+  check.equal(resolve({}, "--data.random=false").data.text, text)
+  check.equal(resolve({}, "--data.random=true").data.text, nil)
+end
+
 function tests.test_the_table_that_was_given_stays_as_it_was()
   local given = training.recipe()
   recipe.resolve(given, (recipe.arguments { "--model.blocks=4", "--data.batch=16" }), { path = "x.lua" })

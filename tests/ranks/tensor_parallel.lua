@@ -235,6 +235,10 @@ fails("layout.tp = 4: a micro-batch of 1 x 3 = 3 tokens does not divide by 4; se
       .. "4, or use tp = 3", function()
   model:loss { tokens = pg.zeros({ 1, 3 }, "i32"), targets = pg.zeros({ 1, 3 }, "i32") }
 end)
+local stacked, c_attn = pg.build(models.gpt2()), "h.0.attn.c_attn.weight"
+local rows = 0 -- q, k and v are cut each for itself
+for _, entry in ipairs(stacked:named()) do rows = rows + (entry.name == c_attn and entry.piece.shape[1] or 0) end
+assert(stacked:gradient(c_attn).shape[1] == rows and 4 * rows == 3 * stacked.settings.width)
 local tied = pg.build(models.tied())
 fails("embedding: id 257 at place 1 is outside [0,257)", function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end)
 fails("Linear: under layout.sequence it must know its batch", function()

@@ -236,6 +236,23 @@ for level = 1, 3 do
         optim.step, optim)
 end
 
+-- ---- looking at gradients ----
+
+for level = 0, 3 do
+  mesh.build { dp = size, zero = level }
+  local m, count, here = pg.build(llama), 0, 0
+  plain_step(pg.optim.adamw(m:parameters(), { rate = 1e-3 }), function()
+    return m:loss { tokens = pg.tensor({ { rank, 2 } }, "i32"), targets = pg.tensor({ { 2, 3 } }, "i32") }
+  end)
+  for _, s in ipairs(m.segments) do
+    for _, p in ipairs(s.params) do count = count + p.count end
+  end
+  for _, g in ipairs(pg.gradients(m)) do here = here + g.stats.count end
+  assert(mesh.dp:sum_numbers({ here })[1] == (level == 0 and size or 1) * count)
+  local ok, g = pcall(m.gradient, m, "model.norm.weight")
+  assert(ok == (level == 0) and (ok or g:find("no rank has that of model.norm.weight whole", 1, true)))
+end
+
 -- ---- the plan ----
 
 local per = { 2 * 4, 4 + 4, 3 * 4 + 4, 3 * 4 + 2 * 3 * 4 } -- bytes a number, 3 micro-batches

@@ -46,7 +46,7 @@ local function load_model(folder)
            .. "text", folder)
   end
   local described = recipe.model(given, told.args, { path = told.recipe, text = text })
-  local model = train.model { model = described, seed = "0", recompute = "none" }
+  local model = train.model { model = described }
   local newest = checkpoint.newest(folder, function(line) io.stderr:write(line, "\n") end)
   checkpoint.load_model(newest, model.segments)
   return model

@@ -3,6 +3,7 @@
 --   model:gradient "layers.0.wq.weight"  the gradient itself (nn/module.lua)
 --   a = pg.watch_activations(model, "mlp")   of the next forward pass; print a afterwards
 local c = require "pg.c"
+local stats = require "pg.stats"
 
 local look = {}
 
@@ -23,15 +24,15 @@ local function check_model(model, what)
   if type(model) ~= "table" or not model.is_module then c.fail("%s: a model is wanted, got %s", what, type(model)) end
 end
 
---- pg.gradients(model, pattern) -> a list of { name, stats } of this rank's gradients; pattern: part of a name.
+--- pg.gradients(model, pattern) -> a list of { name, stats } of this rank's gradients; pattern: part of a name.  Where
+-- dp shares them out (ZeRO), of the share that is here.
 function look.gradients(model, pattern)
   check_model(model, "gradients")
   local list = setmetatable({ none = "no gradient has such a name" }, List)
-  for _, entry in ipairs(model:named()) do
-    if named(pattern, entry.name) and entry.parameter.grad then
-      local g = model:gradient(entry.name)
-      list[#list + 1] = { name = entry.name, stats = g:stats() }
-      g:free()
+  for _, s in ipairs(model.segments or {}) do
+    for _, piece in ipairs(s.own_grad and s:pieces(s.own_grad) or {}) do
+      if named(pattern, piece.name) then list[#list + 1] = { name = piece.name, stats = stats.of(piece.view) } end
+      piece.view:free()
     end
   end
   return list
@@ -47,9 +48,8 @@ local function watched(module, name, list)
       local y = select(i, ...)
       if type(y) == "table" and y.is_tensor then
         local label = i == 1 and name or name .. " #" .. i
-        local ok, stats = pcall(y.stats, y) -- a look must not end a training
-        list[#list + 1] = { name = label, stats = stats }
-        if not ok then list[#list].stats = "not seen: " .. tostring(stats) end
+        local ok, seen = pcall(stats.of, y) -- a look must not end a training
+        list[#list + 1] = { name = label, stats = ok and seen or "not seen: " .. tostring(seen) }
       end
     end
     return ...

@@ -86,7 +86,8 @@ function Module:named()
   return list
 end
 
---- module:gradient(name) -> a view of the gradient of that named piece, as the last step has left it.
+--- module:gradient(name) -> a view of the gradient of that named piece, as the last step has left it.  Not where dp
+-- shares gradients out: no rank has it whole.
 function Module:gradient(name)
   local names = {}
   for i, entry in ipairs(self:named()) do
@@ -94,7 +95,15 @@ function Module:gradient(name)
     if entry.name == name then
       local p, piece = entry.parameter, entry.piece
       if not p.grad then c.fail("gradient: %s has none yet", name) end
-      return p.grad:view(piece.shape, piece.first)
+      if p.segment and p.segment.level > 0 then
+        c.fail("gradient: under layout.zero = %d no rank has that of %s whole; pg.gradients(model, name) tells of its "
+               .. "shares", p.segment.level, name)
+      end
+      local shape = { unpack(piece.shape) }
+      for _, run in ipairs(p.pieces) do -- its other runs of rows lie behind it
+        if run ~= piece and run.name == name then shape[1] = shape[1] + run.shape[1] end
+      end
+      return p.grad:view(shape, piece.first)
     end
   end
   local near = c.nearest(tostring(name), names)

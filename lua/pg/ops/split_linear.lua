@@ -62,8 +62,7 @@ local function send_pieces(axis, x, chunks)
 end
 
 -- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { name, tb, bias, epilogue, aux, beta, keep } -> the
--- gathered
--- rows, where o.keep asks for them.  In chunks this rank's own rows come first: they need no waiting.
+-- gathered rows, where o.keep asks for them.  In chunks this rank's own rows come first: they need no waiting.
 local function product_of_gathered(axis, y, x, w, o)
   local n, chunks = x.shape[1], chunks_of(x.shape[1])
   if chunks == 1 then

@@ -3,12 +3,13 @@
 -- exponentials and the target's logit (pg_vocab_stats); those of all ranks and chunks join to the loss.
 local c = require "pg.c"
 local Tensor = require "pg.tensor"
+local gemm = require "pg.gemm"
 local loss = require "pg.ops.loss"
 local matmul = require "pg.ops.matmul"
 local scope = require "pg.scope"
 local tape = require "pg.tape"
 local done = require("pg.watch").done
-local C, ffi = c.C, c.ffi
+local C = c.C
 
 local ops = {}
 
@@ -93,11 +94,8 @@ local function chunk_rows(chunk, rows, columns, dtype)
   return math.max(n - n % 128, 1)
 end
 
-local gemm = ffi.new "pg_gemm"
-gemm.alpha = 1
 local function product(name, out, a, b, ta, tb, beta)
-  gemm.transpose_a, gemm.transpose_b, gemm.beta = ta, tb, beta
-  done(name, C.pg_matmul(out.raw, a.raw, b.raw, gemm), out)
+  done(name, C.pg_matmul(out.raw, a.raw, b.raw, gemm.options(ta, tb, 1, beta)), out)
 end
 
 -- f(first, x, logits, targets) for each chunk of rows: its logits, in one buffer for all, and views of its rows.
@@ -107,7 +105,7 @@ local function each_chunk(name, x, w, targets, chunk, f)
   for first = 0, targets.count - 1, chunk do
     local n = math.min(chunk, targets.count - first)
     local views = { x:view({ n, width }, first * width), buffer:view { n, columns }, targets:view({ n }, first) }
-    product(name, views[2], views[1], w, 0, 1, 0)
+    product(name, views[2], views[1], w, false, true)
     f(first, unpack(views))
     for i = 1, 3 do views[i]:release() end
   end
@@ -124,10 +122,10 @@ local HEAD = { name = "head_loss", mixed = true, grad_input = function(r, dy, d,
     lse_n:release()
     if d[1] then
       local dx_n = d[1]:view({ n, width }, first * width)
-      product("head_loss", dx_n, logits, w, 0, 0, add[1])
+      product("head_loss", dx_n, logits, w, false, false, add[1])
       dx_n:release()
     end
-    if d[2] then product("head_loss", d[2], logits, x_n, 1, 0, first > 0 and 1 or add[2]) end
+    if d[2] then product("head_loss", d[2], logits, x_n, true, false, first > 0 and 1 or add[2]) end
   end)
 end }
 

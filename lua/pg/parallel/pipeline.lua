@@ -18,7 +18,7 @@ local pipeline = {}
 local Pipeline = {}
 Pipeline.__index = Pipeline
 
---- pipeline.new(model, plan, o) -> a stage.  plan: what layout.cut returned; o.schedule: a name or a function;
+--- pipeline.new(model, plan, o) -> a stage.  plan: what parts.cut returned; o.schedule: a name or a function;
 -- o.loss(model, batch) -> loss, valid.
 function pipeline.new(model, plan, o)
   local p = setmetatable({ model = model, plan = plan, schedule = o.schedule, loss = o.loss, lists = {} }, Pipeline)

@@ -31,8 +31,8 @@ local function check_mesh(l)
 end
 
 --- pg.parallel(what, layout, o) -> a run.  what: a description or a module not yet built; layout: dp ("rest"), pp, tp,
--- zero, schedule, chunks, blocks, sequence, as in a recipe.  o: seed (0), dtype ("f32"), micro (sequences of a
--- micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
+-- zero, schedule, chunks, blocks, sequence, tp_chunks, as in a recipe.  o: seed (0), dtype ("f32"), micro (sequences of
+-- a micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
 function script.new(what, fields, o)
   o = o or {}
   c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence",

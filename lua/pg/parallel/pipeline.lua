@@ -215,7 +215,10 @@ function Pipeline:trial(model, batch, loss, backward)
 end
 
 --- p:adopt(model, order), p:keep() -> kept, p:abandon(kept): as the engine's.
-function Pipeline:adopt(model, order) self.model, self.schedule, self.lists = model, order, {} end
+function Pipeline:adopt(model, order)
+  self.model, self.schedule, self.lists = model, order, {}
+  self.wire:forget()
+end
 
 function Pipeline:keep()
   return { model = self.model, schedule = self.schedule, lists = self.lists, wire = self.wire:keep() }

@@ -126,6 +126,9 @@ local function copy(t)
   return out
 end
 
+--- w:forget(): what travels may have other shapes from now on; both sides of a wire forget between the same two steps.
+function Wire:forget() self.told, self.shapes = {}, {} end
+
 --- w:keep() -> what w:abandon(kept) takes: between two steps nothing is under way, and both sides of a wire have told
 -- one another of the same kinds.
 function Wire:keep() return { told = copy(self.told), shapes = copy(self.shapes) } end

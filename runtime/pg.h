@@ -351,6 +351,7 @@ const char *pg_fs_glob(const char *pattern);  /* paths; "" when nothing matches 
 /* Written aside, fsynced, renamed: the old file or the new one, never a part. */
 int pg_fs_write(const char *path, const void *data, int64_t bytes);
 const char *pg_fs_read(const char *path, int64_t *bytes); /* as pg_fs_list; NULL on error */
+int pg_fs_hash(const char *path, uint64_t *out);  /* pg_hash of its bytes, seed 0; PG_EINTR on Ctrl-C */
 const char *pg_fs_hostname(void);
 /* Tests: the n-th write, fsync or rename of a file from now fails with "disk full", once; 0 = never. */
 void pg_fs_fail_after(int64_t n);

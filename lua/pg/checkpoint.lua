@@ -2,8 +2,8 @@
 -- runs/NAME/checkpoints/step-00000300/ holds model.safetensors (Hugging Face's names, f32), optimizer.safetensors
 -- (exp_avg.NAME, ..., in the moments' dtype) and manifest.json (what is not a tensor).  Tensors are those of the
 -- whole model, whatever the ranks hold of them: shards.lua writes and reads them together.  All is written in a
--- folder aside, each file fsynced, the manifest last; then the folder is renamed.  A folder without a manifest that
--- parses and files that open is no checkpoint.
+-- folder aside, each file fsynced, the manifest, which holds the files' sizes and hashes, last; then the folder is
+-- renamed.  A folder without a manifest that parses and files that are as it says and open is no checkpoint.
 local c = require "pg.c"
 local agree = require "pg.agree"
 local fragments = require "pg.fragments"
@@ -12,10 +12,12 @@ local json = require "pg.json"
 local mesh = require "pg.mesh"
 local shards = require "pg.shards"
 local zero = require "pg.parallel.zero"
+local C = c.C
 
 local checkpoint = {}
 local VERSION = 1
 local MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
+local FILES = { MODEL, OPTIMIZER }
 
 local function name_of(step) return ("step-%08d"):format(step) end
 
@@ -40,9 +42,8 @@ end
 
 local whole = { "step", "position", "tokens", "epoch" }
 
---- checkpoint.read(folder) -> its manifest; raises where it is no whole checkpoint.  Keys that this
--- version does not know are left alone.
-function checkpoint.read(folder)
+-- The manifest of a folder.  Keys that this version does not know are left alone.
+local function manifest_of(folder)
   local m = json.read(folder .. "/" .. MANIFEST)
   if type(m) ~= "table" or type(m.version) ~= "number" then c.fail("%s/%s is no manifest", folder, MANIFEST) end
   if m.version > VERSION then
@@ -54,17 +55,62 @@ function checkpoint.read(folder)
       c.fail("%s/%s: %s is %s, not a count", folder, MANIFEST, key, tostring(value))
     end
   end
-  for _, file in ipairs { MODEL, OPTIMIZER } do shards.close(shards.open(folder .. "/" .. file)) end
   return m
 end
 
---- checkpoint.newest(run folder, tell) -> folder, manifest of the newest valid checkpoint; each broken one
--- is told by tell(text) and passed over.  Raises where none is valid.
+-- What a manifest tells of the folder's files.
+local function describe(folder)
+  local files = {}
+  for _, name in ipairs(FILES) do
+    local path = folder .. "/" .. name
+    files[name] = { bytes = fs.size(path), xxh64 = fs.hash(path) }
+  end
+  return files
+end
+
+-- Raise where a file is not what the manifest tells.  The first manifests tell nothing of files.
+local function compare(folder, m)
+  if m.files == nil then return end
+  for _, name in ipairs(FILES) do
+    local path, want = folder .. "/" .. name, type(m.files) == "table" and m.files[name]
+    if type(want) ~= "table" or type(want.bytes) ~= "number" or type(want.xxh64) ~= "string" then
+      c.fail("%s/%s does not tell size and hash of %s", folder, MANIFEST, name)
+    end
+    local bytes = fs.size(path)
+    if bytes ~= want.bytes then c.fail("%s has %.0f bytes, the manifest says %.17g", name, bytes, want.bytes) end
+    local hash = fs.hash(path)
+    if hash ~= want.xxh64 then c.fail("%s has hash %s, the manifest says %s", name, hash, want.xxh64) end
+  end
+end
+
+local function open_files(folder)
+  for _, name in ipairs(FILES) do shards.close(shards.open(folder .. "/" .. name)) end
+end
+
+--- checkpoint.read(folder) -> its manifest; raises where that or a file's table of tensors cannot be read.  The
+-- numbers are not looked at: see checkpoint.newest.
+function checkpoint.read(folder)
+  local m = manifest_of(folder)
+  open_files(folder)
+  return m
+end
+
+-- The same, where every byte of the files is as it was written.  Reads them whole.
+local function read_whole(folder)
+  local m = manifest_of(folder)
+  compare(folder, m)
+  open_files(folder)
+  return m
+end
+
+--- checkpoint.newest(run folder, tell) -> folder, manifest of the newest valid checkpoint; each broken one, even by
+-- a bit, is told by tell(text) and passed over.  Raises where none is valid.  Cost: reads what it returns once.
 function checkpoint.newest(folder, tell)
   local list = checkpoint.list(folder)
   for _, path in ipairs(list) do
-    local ok, m = pcall(checkpoint.read, path)
+    local ok, m = pcall(read_whole, path)
     if ok then return path, m end
+    if C.pg_interrupted() ~= 0 then error(m, 0) end
     tell(("checkpoint %s is broken and passed over: %s"):format(path, m))
   end
   c.fail("no checkpoint under %s can be read (%d looked at)", folder .. "/checkpoints", #list)
@@ -125,8 +171,9 @@ local function begin(aside)
   fs.mkdir(aside)
 end
 
--- On rank 0, when the tensors are on disk: the manifest, and the folder in its place.
+-- On rank 0, when the tensors of all ranks are on disk: the manifest, and the folder in its place.
 local function finish(aside, target, manifest)
+  manifest.files = describe(aside)
   json.write(aside .. "/" .. MANIFEST, manifest, { indent = 2, replace = true })
   fs.sync(aside)
   if fs.exists(target) then fs.remove(target) end -- a broken one: resuming starts from the newest valid

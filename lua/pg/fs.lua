@@ -4,6 +4,7 @@ local C, ffi = c.C, c.ffi
 local fs = {}
 
 local size, mtime, is_dir = ffi.new "int64_t[1]", ffi.new "double[1]", ffi.new "int[1]"
+local hash = ffi.new "uint64_t[1]"
 
 -- A text that C keeps until its next call; NULL means that the reason waits.
 local function text(pointer, bytes)
@@ -63,6 +64,12 @@ end
 
 --- fs.write(path, content): the old file or the new one is there afterwards, never a part.
 function fs.write(path, content) c.check(C.pg_fs_write(path, content, #content)) end
+
+--- fs.hash(path) -> xxHash64 of the content, as 16 hex digits.
+function fs.hash(path)
+  c.check(C.pg_fs_hash(path, hash))
+  return bit.tohex(hash[0])
+end
 
 --- fs.hostname() -> the name of this machine.
 function fs.hostname() return ffi.string(C.pg_fs_hostname()) end

@@ -1,4 +1,4 @@
-/* hash.c: xxHash64 of a run of bytes: keys of random streams, checksums of files. */
+/* hash.c: xxHash64 of a run of bytes: keys of random streams, fingerprints of texts and numbers. */
 #include "../pg.h"
 
 #define XXH_INLINE_ALL

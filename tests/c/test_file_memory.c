@@ -122,10 +122,12 @@ static int events(void) {
 
 static int files(void) {
     int64_t bytes;
+    uint64_t hash;
     int rc = pg_fs_mkdir(in_folder("m/n"));
     TRY(pg_fs_write(in_folder("m/n/f"), "text", 4));
     TRY(pg_fs_rename(in_folder("m/n/f"), in_folder("m/n/g")));
     TRY(pg_fs_read(in_folder("m/n/g"), &bytes) ? 0 : PG_ENOMEM);
+    TRY(pg_fs_hash(in_folder("m/n/g"), &hash));
     TRY(pg_fs_list(folder) ? 0 : PG_ENOMEM);
     TRY(pg_fs_glob(in_folder("m*")) ? 0 : PG_ENOMEM);
     TRY(pg_fs_remove(in_folder("m")));

@@ -81,6 +81,38 @@ static void test_read_and_rename(void **state) {
     assert_true(strlen(pg_fs_hostname()) > 0);
 }
 
+/* Known hashes, a content of several pieces, and each byte counts. */
+static void test_hash(void **state) {
+    (void)state;
+    enum { BYTES = (9 << 20) + 13 };
+    uint64_t got;
+    put_file(in_folder("h"), "", 0);
+    ok(pg_fs_hash(in_folder("h"), &got));
+    assert_true(got == 0xef46db3751d8e999); /* of nothing: xxHash's specification, 0.1.1 */
+    unsigned char *bytes = malloc(BYTES);
+    for (int i = 0; i < BYTES; i++) bytes[i] = (unsigned char)(i * 2654435761u >> 24);
+    put_file(in_folder("h"), bytes, BYTES);
+    ok(pg_fs_hash(in_folder("h"), &got));
+    uint64_t whole = pg_hash(bytes, BYTES, 0);
+    assert_true(got == whole);
+    static const int places[] = {0, 4 << 20, BYTES / 2, BYTES - 1};
+    for (int i = 0; i < 4; i++) {
+        bytes[places[i]] ^= 1;
+        put_file(in_folder("h"), bytes, BYTES);
+        ok(pg_fs_hash(in_folder("h"), &got));
+        assert_true(got != whole);
+        bytes[places[i]] ^= 1;
+    }
+    free(bytes);
+    refuses(PG_EIO, "No such file", pg_fs_hash(in_folder("none"), &got));
+    refuses(PG_EIO, "Is a directory", pg_fs_hash(folder, &got));
+    refuses(PG_EINVAL, "empty", pg_fs_hash("", &got));
+    pg_interrupt(1);
+    refuses(PG_EINTR, "interrupted", pg_fs_hash(in_folder("h"), &got));
+    pg_interrupt(0);
+    ok(pg_fs_remove(in_folder("h")));
+}
+
 /* Write, fsync, rename, fsync of the folder: up to the rename the old content stands. */
 static void test_each_failing_call_keeps_the_old_file(void **state) {
     (void)state;
@@ -155,6 +187,7 @@ int main(void) {
         cmocka_unit_test(test_glob_sorts_by_bytes),
         cmocka_unit_test(test_remove_spares_what_a_link_points_to),
         cmocka_unit_test(test_read_and_rename),
+        cmocka_unit_test(test_hash),
         cmocka_unit_test(test_each_failing_call_keeps_the_old_file),
         cmocka_unit_test(test_file_size_limit_is_an_error),
         cmocka_unit_test(test_leftovers_of_the_dead_go),

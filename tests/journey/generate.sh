@@ -45,6 +45,10 @@ cp -r runs/own runs/torn
 truncate -s -9 runs/torn/checkpoints/step-00000040/model.safetensors
 "$PGRUN" generate torn x --tokens=2 > /dev/null 2> err
 grep -q 'step-00000040 is broken and passed over' err
+cp runs/own/checkpoints/step-00000040/model.safetensors runs/torn/checkpoints/step-00000040
+printf 'pgrun' | dd of=runs/torn/checkpoints/step-00000040/model.safetensors bs=1 seek=10000 conv=notrunc 2> /dev/null
+"$PGRUN" generate torn x --tokens=2 > /dev/null 2> err
+grep -q 'step-00000040 is broken and passed over: model.safetensors has hash .*, the manifest says ' err
 
 refuse() { # CODE MESSAGE WORDS...
     want=$1 message=$2 code=0; shift 2

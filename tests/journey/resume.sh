@@ -44,6 +44,18 @@ strip runs/whole/metrics.jsonl > a
 strip runs/part1/metrics.jsonl > b
 cmp a b # one process: to the bit
 
+# a checkpoint that was damaged on the disk is passed over, by all ranks
+"$PGRUN" -n 2 slow.lua --run=worn --save.every=1 > /dev/null
+strip runs/worn/metrics.jsonl > a
+file=runs/worn/checkpoints/step-00000008/optimizer.safetensors
+printf 'pgrun' | dd of=$file bs=1 seek=$(($(wc -c < $file) / 2)) conv=notrunc 2> /dev/null
+"$PGRUN" -n 2 slow.lua --run=worn --resume > out
+grep -q 'step-00000008 is broken and passed over: optimizer.safetensors has hash .*, the manifest says ' out
+grep -q 'resumed from runs/worn/checkpoints/step-00000007: step 7, ' out
+strip runs/worn/metrics.jsonl > b
+cmp a b
+rm -r runs/worn
+
 # without a name: the newest run of this recipe; and what cannot be done is said
 "$PGRUN" slow.lua --resume --steps=9 | grep -q 'run: runs/part2'
 if "$PGRUN" slow.lua --resume=whole --model.width=64 2> out; then exit 1; fi

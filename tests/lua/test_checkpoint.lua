@@ -74,6 +74,79 @@ function tests.test_the_newest_valid_one_is_taken()
   same_curve((training.run(recipe(), "broken", { "--resume" })))
 end
 
+-- One bit of a file is another, at a byte counted from 1.
+local function flip(path, at)
+  local text = fs.read(path)
+  fs.write(path, text:sub(1, at - 1) .. string.char(bit.bxor(text:byte(at), 1)) .. text:sub(at + 1))
+end
+
+-- Pass over the newest one for this reason.
+local function passed_over(folder, reason)
+  local list, told = checkpoint.list(folder), {}
+  check.equal((checkpoint.newest(folder, function(text) told[#told + 1] = text end)), list[2])
+  check.equal(#told, 1)
+  local start = ("checkpoint %s is broken and passed over: "):format(list[1])
+  check.equal(told[1]:sub(1, #start), start)
+  check.is_true(told[1]:find(reason, #start + 1, true) ~= nil, told[1] .. "; expected: " .. reason)
+end
+
+function tests.test_a_file_that_was_damaged_is_found()
+  for _, name in ipairs { "model.safetensors", "optimizer.safetensors" } do
+    local folder = stopped(2, "damaged")
+    local newest = checkpoint.list(folder)[1]
+    local path, told = newest .. "/" .. name, json.read(newest .. "/manifest.json").files[name]
+    local text = fs.read(path)
+    check.equal(told, { bytes = #text, xxh64 = bit.tohex(c.hash(text)) })
+    for _, at in ipairs { 1, 40, math.floor(#text / 2), #text } do -- length and text of the header, numbers
+      flip(path, at)
+      local now = bit.tohex(c.hash(fs.read(path)))
+      passed_over(folder, ("%s has hash %s, the manifest says %s"):format(name, now, told.xxh64))
+      flip(path, at)
+    end
+    check.equal((checkpoint.newest(folder, error)), newest)
+    fs.write(path, text:sub(1, -2))
+    passed_over(folder, ("%s has %d bytes, the manifest says %d"):format(name, #text - 1, #text))
+    fs.write(path, text .. "x")
+    passed_over(folder, ("%s has %d bytes, the manifest says %d"):format(name, #text + 1, #text))
+    fs.remove(path)
+    passed_over(folder, "No such file")
+  end
+  same_curve((training.run(recipe(), "damaged", { "--resume" })))
+end
+
+function tests.test_a_manifest_tells_of_all_files_or_of_none()
+  local folder = stopped(2, "told")
+  local newest = checkpoint.list(folder)[1]
+  local path = newest .. "/manifest.json"
+  local m = json.read(path)
+  local model, optimizer = m.files["model.safetensors"], m.files["optimizer.safetensors"]
+  local function says(files, reason)
+    m.files = files
+    json.write(path, m)
+    if reason then passed_over(folder, reason) end
+  end
+  says("none", "does not tell size and hash of model")
+  says({ ["model.safetensors"] = model }, "does not tell size and hash of optimizer")
+  says({ ["model.safetensors"] = model, ["optimizer.safetensors"] = { bytes = optimizer.bytes } },
+       "does not tell size and hash of optimizer")
+  says(nil) -- as before there were hashes: numbers are not looked at
+  local weights = newest .. "/model.safetensors"
+  flip(weights, fs.size(weights))
+  check.equal((checkpoint.newest(folder, error)), newest)
+  flip(weights, fs.size(weights))
+  same_curve((training.run(recipe(), "told", { "--resume" })))
+end
+
+function tests.test_an_interrupt_is_no_damage()
+  local folder = stopped(2, "interrupted")
+  c.C.pg_interrupt(1)
+  local told = {}
+  local ok, why = pcall(checkpoint.newest, folder, function(text) told[#told + 1] = text end)
+  c.C.pg_interrupt(0)
+  check.equal({ ok, told }, { false, {} })
+  check.equal(why:match "interrupted$", "interrupted")
+end
+
 function tests.test_only_the_newest_are_kept_and_leftovers_go()
   local _, folder = training.run(recipe { save = { every = 1, keep = 2 } }, "kept")
   local list = checkpoint.list(folder)

@@ -236,7 +236,8 @@ fails("layout.tp = 4: a micro-batch of 1 x 3 = 3 tokens does not divide by 4; se
   model:loss { tokens = pg.zeros({ 1, 3 }, "i32"), targets = pg.zeros({ 1, 3 }, "i32") }
 end)
 local tied = pg.build(models.tied())
-fails("embedding: id 257 at place 1 is outside [0,257)", function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end)
+fails("embedding: id 257 at row 0, column 1 is outside the vocabulary [0,257)",
+      function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end)
 fails("Linear: under layout.sequence it must know its batch", function()
   tape.context = { training = true }
   pg.build(nn.MLP { width = 4, ffn = 8 })(pg.ones { 4, 4 })

@@ -123,11 +123,11 @@ int cuda_softmax_grad(void *dx, const void *dy, const void *y, int64_t n, int64_
 int64_t cuda_check_ids(const void *ids, int64_t n, int64_t v, int64_t ignore, int dtype_ids,
                        pg_stream s);
 int cuda_embedding(void *y, const void *table, const void *ids, int64_t n, int64_t d, int64_t v,
-                   int dtype, int dtype_ids, pg_stream s);
+                   int64_t first, int dtype, int dtype_ids, pg_stream s);
 int64_t cuda_embedding_grad_scratch(int64_t n, int64_t v);
 int cuda_embedding_grad(void *dtable, const void *dy, const void *ids, int64_t n, int64_t d,
-                        int64_t v, int add, void *scratch, int dtype, int dtype_w, int dtype_ids,
-                        pg_stream s);
+                        int64_t v, int64_t first, int add, void *scratch, int dtype, int dtype_w,
+                        int dtype_ids, pg_stream s);
 int64_t cuda_cross_entropy_scratch(int64_t n);
 int cuda_cross_entropy(void *out, void *rows, void *lse, const void *logits, const void *targets,
                        int64_t n, int64_t v, int64_t ignore, const double *step, void *scratch,

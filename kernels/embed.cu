@@ -1,5 +1,5 @@
 /* embed.cu: rows of a table by id, the table's gradient without atomics on numbers, and the check of
- * ids.
+ * ids.  The table may be a part of the vocabulary's: ids of other parts give zeros and no gradient.
  *
  * The gradient turns the list of ids into a list of positions for every line of the table: counts and
  * places by atomics on integers, then each list into the order of the positions, so that a line is
@@ -20,41 +20,43 @@
 /* ---- lookup: grid columns x rows, a pack of 16 bytes a thread ---- */
 template <typename P>
 __global__ void __launch_bounds__(ROWS_THREADS)
-    embedding_kernel(P *y, const P *table, const void *ids, int64_t n, int64_t d, int dtype_ids) {
+    embedding_kernel(P *y, const P *table, const void *ids, int64_t n, int64_t d, int64_t v,
+                     int64_t first, int dtype_ids) {
     int64_t i = row_item();
     if (i >= d) return;
-    for (int64_t row = first_row(); row < n; row += all_rows())
-        y[row * d + i] = table[id_at(ids, row, dtype_ids) * d + i];
+    for (int64_t row = first_row(); row < n; row += all_rows()) {
+        int64_t line = row_at(ids, row, dtype_ids, first, v);
+        y[row * d + i] = line < 0 ? P{} : table[line * d + i];
+    }
 }
 
 template <typename P>
 static void copy_rows(void *y, const void *table, const void *ids, int64_t n, int64_t bytes,
-                      int dtype_ids, cudaStream_t s) {
+                      int64_t v, int64_t first, int dtype_ids, cudaStream_t s) {
     int64_t d = bytes / (int64_t)sizeof(P);
     dim3 block = rows_block(d);
-    embedding_kernel<P>
-        <<<rows_grid(n, d, block), block, 0, s>>>((P *)y, (const P *)table, ids, n, d, dtype_ids);
+    embedding_kernel<P><<<rows_grid(n, d, block), block, 0, s>>>((P *)y, (const P *)table, ids, n, d,
+                                                                 v, first, dtype_ids);
 }
 
 int cuda_embedding(void *y, const void *table, const void *ids, int64_t n, int64_t d, int64_t v,
-                   int dtype, int dtype_ids, pg_stream s) {
-    (void)v;
+                   int64_t first, int dtype, int dtype_ids, pg_stream s) {
     int64_t bytes = d * pg_dtype_size(dtype);
     if (n * d == 0) return PG_OK;
     if (cuda_aligned(y, table) && bytes % 16 == 0)
-        copy_rows<uint4>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
+        copy_rows<uint4>(y, table, ids, n, bytes, v, first, dtype_ids, (cudaStream_t)s);
     else if (pg_dtype_size(dtype) == 2)
-        copy_rows<uint16_t>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
-    else copy_rows<uint32_t>(y, table, ids, n, bytes, dtype_ids, (cudaStream_t)s);
+        copy_rows<uint16_t>(y, table, ids, n, bytes, v, first, dtype_ids, (cudaStream_t)s);
+    else copy_rows<uint32_t>(y, table, ids, n, bytes, v, first, dtype_ids, (cudaStream_t)s);
     return cuda_launched("embedding");
 }
 
 /* ---- positions by line ---- */
 struct embed_lists {
     int64_t v4;     /* lines, rounded up to whole quads */
-    int32_t *start; /* [v4 + 1] of each line's list; counts at first */
+    int32_t *start; /* [v4 + 1] of each line's list, and where the last ends; counts at first */
     int32_t *next;  /* [v4] where its next position goes */
-    int32_t *found; /* [n] positions by line, in any order */
+    int32_t *found; /* [n] positions by line, in any order; none of ids without a line */
     int32_t *order; /* [n] and in theirs */
     int32_t *many;  /* [n / MANY + 1] lines with many positions */
     int32_t *n_many;
@@ -73,9 +75,12 @@ static int64_t lay_lists(embed_lists *l, void *scratch, int64_t n, int64_t v) {
     return (int64_t)(2 * v4 + 4 + 2 * n + n / MANY + 2) * (int64_t)sizeof(int32_t);
 }
 
-__global__ void embed_count_kernel(embed_lists l, const void *ids, int64_t n, int dtype_ids) {
-    for (int64_t i = grid_thread(); i < n; i += grid_threads())
-        atomicAdd(&l.start[id_at(ids, i, dtype_ids)], 1);
+__global__ void embed_count_kernel(embed_lists l, const void *ids, int64_t n, int64_t v,
+                                   int64_t first, int dtype_ids) {
+    for (int64_t i = grid_thread(); i < n; i += grid_threads()) {
+        int64_t line = row_at(ids, i, dtype_ids, first, v);
+        if (line >= 0) atomicAdd(&l.start[line], 1);
+    }
 }
 
 /* Counts become starts, four a thread and turn; one block. */
@@ -106,17 +111,20 @@ __global__ void __launch_bounds__(SCAN_THREADS) embed_scan_kernel(embed_lists l)
     if (threadIdx.x == 0) l.start[l.v4] = before, *l.n_many = 0;
 }
 
-__global__ void embed_place_kernel(embed_lists l, const void *ids, int64_t n, int dtype_ids) {
-    for (int64_t i = grid_thread(); i < n; i += grid_threads())
-        l.found[atomicAdd(&l.next[id_at(ids, i, dtype_ids)], 1)] = (int32_t)i;
+__global__ void embed_place_kernel(embed_lists l, const void *ids, int64_t n, int64_t v,
+                                   int64_t first, int dtype_ids) {
+    for (int64_t i = grid_thread(); i < n; i += grid_threads()) {
+        int64_t line = row_at(ids, i, dtype_ids, first, v);
+        if (line >= 0) l.found[atomicAdd(&l.next[line], 1)] = (int32_t)i;
+    }
 }
 
 /* A position's rank is the number of smaller ones in its list.  Quadratic in a list's length, but
  * neighbours read the same list: 4e9 comparisons, a millisecond, where 65536 ids are all the same. */
-__global__ void embed_order_kernel(embed_lists l, const void *ids, int64_t n, int dtype_ids) {
-    for (int64_t i = grid_thread(); i < n; i += grid_threads()) {
+__global__ void embed_order_kernel(embed_lists l, const void *ids, int64_t first, int dtype_ids) {
+    for (int64_t i = grid_thread(), all = l.start[l.v4]; i < all; i += grid_threads()) {
         int32_t mine = l.found[i], rank = 0;
-        int64_t line = id_at(ids, mine, dtype_ids);
+        int64_t line = id_at(ids, mine, dtype_ids) - first;
         int32_t from = l.start[line], to = l.start[line + 1];
         for (int32_t j = from; j < to; j++) rank += l.found[j] < mine;
         l.order[from + rank] = mine;
@@ -195,8 +203,8 @@ int64_t cuda_embedding_grad_scratch(int64_t n, int64_t v) {
 }
 
 int cuda_embedding_grad(void *dtable, const void *dy, const void *ids, int64_t n, int64_t d,
-                        int64_t v, int add, void *scratch, int dtype, int dtype_w, int dtype_ids,
-                        pg_stream stream) {
+                        int64_t v, int64_t first, int add, void *scratch, int dtype, int dtype_w,
+                        int dtype_ids, pg_stream stream) {
     cudaStream_t s = (cudaStream_t)stream;
     embed_lists l;
     if (v * d == 0) return PG_OK;
@@ -206,10 +214,10 @@ int cuda_embedding_grad(void *dtable, const void *dy, const void *ids, int64_t n
     lay_lists(&l, scratch, n, v);
     PG_TRY(cuda_check("embedding_grad", cudaMemsetAsync(l.start, 0, (size_t)(l.v4 + 1) * 4, s)));
     int grid = cuda_grid(n, 256);
-    embed_count_kernel<<<grid, 256, 0, s>>>(l, ids, n, dtype_ids);
+    embed_count_kernel<<<grid, 256, 0, s>>>(l, ids, n, v, first, dtype_ids);
     embed_scan_kernel<<<1, SCAN_THREADS, 0, s>>>(l);
-    embed_place_kernel<<<grid, 256, 0, s>>>(l, ids, n, dtype_ids);
-    embed_order_kernel<<<grid, 256, 0, s>>>(l, ids, n, dtype_ids);
+    embed_place_kernel<<<grid, 256, 0, s>>>(l, ids, n, v, first, dtype_ids);
+    embed_order_kernel<<<grid, 256, 0, s>>>(l, ids, first, dtype_ids);
     CUDA_MIXED("embedding_grad", dtype, dtype_w,
                CUDA_WIDE(cuda_aligned(dtable, dy) && d * (int64_t)sizeof(T) % 16 == 0, Y,
                          sum_lines<T, Y, W>((Y *)dtable, (const T *)dy, l, n, v, d, add, s)))

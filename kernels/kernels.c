@@ -190,9 +190,9 @@ static int half_softmax_grad(void *dx, const void *dy, const void *y, int64_t n,
 }
 
 static int half_embedding_grad(void *dtable, const void *dy, const void *ids, int64_t n, int64_t d,
-                               int64_t v, int add, void *scratch, int dtype, int dtype_w,
-                               int dtype_ids, pg_stream s) {
-    WIDENED(cpu_embedding_grad(dtable, dy, ids, n, d, v, add, scratch, dtype, dtype_ids, s),
+                               int64_t v, int64_t first, int add, void *scratch, int dtype,
+                               int dtype_w, int dtype_ids, pg_stream s) {
+    WIDENED(cpu_embedding_grad(dtable, dy, ids, n, d, v, first, add, scratch, dtype, dtype_ids, s),
             READ(dy, n * d), UPDATE_AS(dtable, v * d, add, dtype_w));
 }
 

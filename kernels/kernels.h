@@ -105,12 +105,13 @@ typedef struct pg_kernels {
     /* index of the first id outside [0,v) (and not `ignore`) or -1; ids i32 or i64; synchronises */
     int64_t (*check_ids)(const void *ids, int64_t n, int64_t v, int64_t ignore, int dtype_ids,
                          pg_stream s);
+    /* the table's v rows are those of ids first .. first + v; other ids give zeros, and no gradient */
     int (*embedding)(void *y, const void *table, const void *ids, int64_t n, int64_t d, int64_t v,
-                     int dtype, int dtype_ids, pg_stream s);
+                     int64_t first, int dtype, int dtype_ids, pg_stream s);
     int64_t (*embedding_grad_scratch)(int64_t n, int64_t v);
     int (*embedding_grad)(void *dtable, const void *dy, const void *ids, int64_t n, int64_t d,
-                          int64_t v, int add, void *scratch, int dtype, int dtype_w, int dtype_ids,
-                          pg_stream s);
+                          int64_t v, int64_t first, int add, void *scratch, int dtype, int dtype_w,
+                          int dtype_ids, pg_stream s);
     int64_t (*cross_entropy_scratch)(int64_t n);
     int (*cross_entropy)(void *out, void *rows, void *lse, const void *logits, const void *targets,
                          int64_t n, int64_t v, int64_t ignore, const double *step, void *scratch,

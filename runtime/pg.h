@@ -227,10 +227,13 @@ int pg_swiglu_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *x, int a
 /* ---- softmax, embedding, loss ---- */
 int pg_softmax(pg_tensor *y, const pg_tensor *x, int log);   /* over the last dim; log = 1: log-softmax */
 int pg_softmax_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *y, int log, int add);
-/* y [..,D] = table [V,D] at ids [..] (i32 or i64).  An id outside [0,V) is an error naming it. */
-int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids);
-/* dtable mixed. */
-int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int add);
+/* y [..,D] = rows of table [R,D] at ids [..] (i32 or i64).  The rows are those of ids [first, first + R) in a
+ * vocabulary of `vocab` ids (0: of R); ids of other rows give zeros, rows past the vocabulary are padding.
+ * An id outside [0,vocab) is an error naming it. */
+int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids, int64_t first, int64_t vocab);
+/* dtable mixed; ids of other rows add nothing. */
+int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int64_t first,
+                      int64_t vocab, int add);
 /* out [2]: out[0] = sum of losses over valid rows, times step[INV_TOKENS] (step given) or divided
  * by the valid rows (0 if none); out[1] = valid rows.  rows [N] (or NULL): each row's loss, 0 where
  * ignored.  lse [N] kept.  logits [..,V]; targets [..] i32|i64, checked against V. Sums in double. */

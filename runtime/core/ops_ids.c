@@ -66,7 +66,7 @@ int pg_ids_check(const pg_backend *b, const char *op, const char *what, const pg
                    (long long)v, ignored);
 }
 
-/* y (or dy) is [..,D] over ids [..], beside a table [V,D]. */
+/* y (or dy) is [..,D] over ids [..], beside a table [R,D]. */
 static int embedding_shapes(const char *op, const char *name_y, const pg_tensor *y,
                             const char *name_table, const pg_tensor *table, const pg_tensor *ids) {
     PG_TRY(pg_check_floating(op, name_y, y));
@@ -76,39 +76,53 @@ static int embedding_shapes(const char *op, const char *name_y, const pg_tensor 
         pg_last_dim(y) == table->dims[1])
         return PG_OK;
     return pg_fail(PG_ESHAPE,
-                   "%s: %s is %s, %s is %s, ids are %s; %s must be [V,D] and %s [..,D] with "
+                   "%s: %s is %s, %s is %s, ids are %s; %s must be [R,D] and %s [..,D] with "
                    "a row for each id",
                    op, name_y, pg_shape_text(y), name_table, pg_shape_text(table),
                    pg_shape_text(ids), name_table, name_y);
 }
 
-int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids) {
+/* *vocab ids in all, of which the table holds those from `first` on. */
+static int table_of_vocabulary(const char *op, const pg_tensor *table, int64_t first,
+                               int64_t *vocab) {
+    if (*vocab == 0) *vocab = table->dims[0];
+    if (first >= 0 && first <= *vocab) return PG_OK;
+    return pg_fail(PG_EINVAL,
+                   "%s: first is %lld, vocab is %lld; the table's first id must lie in [0,vocab]",
+                   op, (long long)first, (long long)*vocab);
+}
+
+int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids, int64_t first,
+                 int64_t vocab) {
     PG_POLL();
     PG_GIVEN("embedding", y, table, ids);
     PG_TRY(embedding_shapes("embedding", "y", y, "table", table, ids));
+    PG_TRY(table_of_vocabulary("embedding", table, first, &vocab));
     PG_SAME_DTYPE("embedding", y, table);
     PG_APART("embedding", y, table);
     PG_OPEN(b, "embedding", y, table, ids);
     int64_t v = table->dims[0], d = table->dims[1];
-    PG_TRY(pg_ids_check(b, "embedding", "id", ids, v, NULL));
+    PG_TRY(pg_ids_check(b, "embedding", "id", ids, vocab, NULL));
     return b->kernels->embedding(pg_tensor_at(y), pg_tensor_at(table), pg_tensor_peek(ids),
-                                 ids->count, d, v, y->dtype, ids->dtype, b->stream);
+                                 ids->count, d, v, first, y->dtype, ids->dtype, b->stream);
 }
 
-int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int add) {
+int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int64_t first,
+                      int64_t vocab, int add) {
     PG_POLL();
     PG_GIVEN("embedding_grad", dtable, dy, ids);
     PG_TRY(embedding_shapes("embedding_grad", "dy", dy, "dtable", dtable, ids));
+    PG_TRY(table_of_vocabulary("embedding_grad", dtable, first, &vocab));
     PG_MIXED("embedding_grad", dtable, dy);
     PG_APART("embedding_grad", dtable, dy);
     PG_OPEN(b, "embedding_grad", dtable, dy, ids);
     int64_t v = dtable->dims[0], d = dtable->dims[1], n = ids->count;
-    PG_TRY(pg_ids_check(b, "embedding_grad", "id", ids, v, NULL));
+    PG_TRY(pg_ids_check(b, "embedding_grad", "id", ids, vocab, NULL));
     void *scratch;
     PG_TRY(take_scratch(&scratch, "embedding_grad", b->kernels->embedding_grad_scratch(n, v)));
     return b->kernels->embedding_grad(pg_tensor_at(dtable), pg_tensor_at(dy), pg_tensor_peek(ids),
-                                      n, d, v, add, scratch, dy->dtype, dtable->dtype, ids->dtype,
-                                      b->stream);
+                                      n, d, v, first, add, scratch, dy->dtype, dtable->dtype,
+                                      ids->dtype, b->stream);
 }
 
 /* One id for each row of x [..,V], V > 0. */

@@ -84,8 +84,8 @@ static void reading_forgets_nothing(void **state) {
     pg_tensor *lse = poisoned(PG_F32, SHAPE(3)), *logits = noisy(PG_F32, SHAPE(3, 5));
     int32_t back[3];
     ok(pg_tensor_read(ids, 0, back, sizeof back));
-    ok(pg_embedding(y, table, ids));
-    ok(pg_embedding_grad(table, y, ids, 0));
+    ok(pg_embedding(y, table, ids, 0, 0));
+    ok(pg_embedding_grad(table, y, ids, 0, 0, 0));
     ok(pg_cross_entropy(out, NULL, lse, logits, ids, IGNORE, NULL));
     pg_tensor *dloss = noisy(PG_F32, SHAPE(1));
     ok(pg_cross_entropy_grad(logits, dloss, logits, ids, lse, out, IGNORE, NULL, 0));
@@ -113,9 +113,13 @@ static void ids_of_argmax_and_sample(void **state) {
 static void the_check_is_as_strict_as_before(void **state) {
     (void)state;
     pg_tensor *table = noisy(PG_F32, SHAPE(10, 2)), *y = poisoned(PG_F32, SHAPE(3, 2));
-    refuses(PG_EINVAL, "id 10 at row 0, column 1", pg_embedding(y, table, WRITTEN(9, 10, 0)));
-    refuses(PG_EINVAL, "id -1 at row 0, column 2", pg_embedding(y, table, WRITTEN(9, 1, -1)));
-    refuses(PG_EINVAL, "id -100 at row 0, column 0", pg_embedding(y, table, WRITTEN(IGNORE, 1, 1)));
+    refuses(PG_EINVAL, "id 10 at row 0, column 1", pg_embedding(y, table, WRITTEN(9, 10, 0), 0, 0));
+    ok(pg_embedding(y, table, WRITTEN(9, 10, 0), 5, 11));
+    refuses(PG_EINVAL, "id 11 at row 0, column 1",
+            pg_embedding(y, table, WRITTEN(9, 11, 0), 5, 11));
+    refuses(PG_EINVAL, "id -1 at row 0, column 2", pg_embedding(y, table, WRITTEN(9, 1, -1), 0, 0));
+    refuses(PG_EINVAL, "id -100 at row 0, column 0",
+            pg_embedding(y, table, WRITTEN(IGNORE, 1, 1), 0, 0));
     pg_tensor *logits = noisy(PG_F32, SHAPE(3, 10)), *lse = poisoned(PG_F32, SHAPE(3));
     pg_tensor *out = poisoned(PG_F32, SHAPE(2));
     ok(pg_cross_entropy(out, NULL, lse, logits, WRITTEN(IGNORE, 9, IGNORE), IGNORE, NULL));
@@ -128,7 +132,7 @@ static void the_check_is_as_strict_as_before(void **state) {
     ok(pg_tensor_write(late, 1, (int32_t[]){500}, 4));
     ok(pg_tensor_write(late, 1, (int32_t[]){5}, 4));
     knows(late, 500, 0);
-    ok(pg_embedding(y, table, late));
+    ok(pg_embedding(y, table, late, 0, 0));
 }
 
 int main(void) {

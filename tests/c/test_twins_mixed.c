@@ -209,6 +209,7 @@ static void norms_over_their_base(void **state) {
 /* ---- the table's gradient ---- */
 static void check_embedding(int dtype, int64_t n, int64_t v, int64_t d, int add) {
     twin_array dy = input(n * d, dtype), dtable = output(v * d, PG_F32, add);
+    int64_t first = draw_int(0, v / 2); /* ids below it are of another table */
     double *from = twin_doubles(n);
     for (int64_t i = 0; i < n; i++) from[i] = (double)draw_int(0, v - 1);
     twin_array ids = input_of(from, n, PG_I64);
@@ -216,10 +217,10 @@ static void check_embedding(int dtype, int64_t n, int64_t v, int64_t d, int add)
     assert_non_null(id);
     for (int64_t i = 0; i < n; i++) id[i] = (int64_t)from[i];
     void *scratch = scratch_of(twins.cuda->embedding_grad_scratch(n, v));
-    ok(twins.cpu->embedding_grad(dtable.host, dy.host, id, n, d, v, add, NULL, PG_F64, PG_F64,
-                                 PG_I64, NULL));
-    ok(twins.cuda->embedding_grad(dtable.device, dy.device, ids.device, n, d, v, add, scratch,
-                                  dtype, PG_F32, PG_I64, twins.stream));
+    ok(twins.cpu->embedding_grad(dtable.host, dy.host, id, n, d, v, first, add, NULL, PG_F64,
+                                 PG_F64, PG_I64, NULL));
+    ok(twins.cuda->embedding_grad(dtable.device, dy.device, ids.device, n, d, v, first, add,
+                                  scratch, dtype, PG_F32, PG_I64, twins.stream));
     near(dtable, bound(PG_F32));
     free(id), free(from);
     twins_free();

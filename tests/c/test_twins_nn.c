@@ -95,41 +95,47 @@ static void rope(void **state) {
 }
 
 /* ---- embedding ---- */
-static void check_embedding_of(int dtype, int64_t n, int64_t v, int64_t d) {
+/* The table holds v ids; `others` lie on each side of them. */
+static void check_embedding_of(int dtype, int64_t n, int64_t v, int64_t d, int64_t others) {
     int add = (int)draw_int(0, 1), ids_dtype = some_id_dtype();
     twin_array table = input(v * d, dtype), dy = input(n * d, dtype), y = output(n * d, dtype, 0);
-    twin_array ids = some_ids(n, v, ids_dtype, 0), dtable = output(v * d, dtype, add);
+    twin_array ids = some_ids(n, v + 2 * others, ids_dtype, 0), dtable = output(v * d, dtype, add);
     twin_array again = add ? input_of(dtable.host, v * d, dtype) : output(v * d, dtype, 0);
     void *id = host_ids(&ids), *scratch = scratch_of(twins.cuda->embedding_grad_scratch(n, v));
-    ok(twins.cpu->embedding(y.host, table.host, id, n, d, v, PG_F64, ids_dtype, NULL));
-    ok(twins.cuda->embedding(y.device, table.device, ids.device, n, d, v, dtype, ids_dtype,
+    ok(twins.cpu->embedding(y.host, table.host, id, n, d, v, others, PG_F64, ids_dtype, NULL));
+    ok(twins.cuda->embedding(y.device, table.device, ids.device, n, d, v, others, dtype, ids_dtype,
                              twins.stream));
     same(y);
-    ok(twins.cpu->embedding_grad(dtable.host, dy.host, id, n, d, v, add, NULL, PG_F64, PG_F64,
-                                 ids_dtype, NULL));
+    ok(twins.cpu->embedding_grad(dtable.host, dy.host, id, n, d, v, others, add, NULL, PG_F64,
+                                 PG_F64, ids_dtype, NULL));
     for (int i = 0; i < 2; i++)
         ok(twins.cuda->embedding_grad(i ? again.device : dtable.device, dy.device, ids.device, n, d,
-                                      v, add, scratch, dtype, dtype, ids_dtype, twins.stream));
+                                      v, others, add, scratch, dtype, dtype, ids_dtype,
+                                      twins.stream));
     near(dtable, bound_gradient(dtype));
     double *one = device_numbers(&dtable, "dtable"), *two = device_numbers(&again, "again");
     assert_memory_equal(one, two, (size_t)(v * d) * sizeof *one); /* the same bits */
     free(one), free(two), free(id);
 }
 static void check_embedding(int dtype) {
-    check_embedding_of(dtype, draw_size(600), draw_size(300), draw_size(500));
+    check_embedding_of(dtype, draw_size(600), draw_size(300), draw_size(500),
+                       draw_int(0, 1) * draw_size(300));
 }
 static void embedding(void **state) {
     (void)state;
     need_gpu();
     for_shapes(check_embedding);
     for (int i = 0; i < 4; i++) {
-        check_embedding_of(floating[i], 3001, 1, 72); /* a line with many positions */
-        check_embedding_of(floating[i], 2000, 4, 515);
-        check_embedding_of(floating[i], 9000, 50257, 24);
-        check_embedding_of(floating[i], 0, 7, 9);
+        check_embedding_of(floating[i], 3001, 1, 72, 0); /* a line with many positions */
+        check_embedding_of(floating[i], 2000, 4, 515, 0);
+        check_embedding_of(floating[i], 2000, 4, 515, 2);     /* half of the ids are elsewhere */
+        check_embedding_of(floating[i], 300, 5, 40, 1 << 20); /* nearly all are */
+        check_embedding_of(floating[i], 9000, 50257, 24, 0);
+        check_embedding_of(floating[i], 0, 7, 9, 3);
         twins_free();
     }
-    check_embedding_of(PG_BF16, 65536, 128256, 8);
+    check_embedding_of(PG_BF16, 65536, 128256, 8, 0);
+    check_embedding_of(PG_BF16, 65536, 16032, 8, 56112); /* a part in eight */
 }
 
 static void ids_outside(void **state) {

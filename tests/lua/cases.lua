@@ -156,6 +156,11 @@ add("log_softmax", "", { { 4, 11 } }, function(x) return pg.log_softmax(x) end)
 add("embedding", "", { { 7, 5 } },
   function(t) return pg.embedding(t, pg.tensor({ { 3, 0, 6 }, { 3, 3, 1 } }, "i32")) end)
 add("embedding", "i64", { { 7, 5 } }, function(t) return pg.embedding(t, pg.tensor({ 6, 6 }, "i64")) end)
+add("embedding", "part", { { 4, 3 } }, function(t)
+  return pg.embedding(t, pg.tensor({ { 7, 5, 0 }, { 8, 7, 11 } }, "i32"), { first = 5, vocab = 12 })
+end)
+add("embedding", "padded", { { 6, 3 } },
+  function(t) return pg.embedding(t, pg.tensor({ 4, 1, 4 }, "i32"), { vocab = 5 }) end)
 
 local targets = { { 3, -100, 10 }, { 0, 2, -100 } }
 local function loss(reduction, rows, dtype, step)
@@ -310,10 +315,6 @@ end)
 add("linear_scattered", "", { { 4, 6 }, { 3, 6 } }, function(x, w) return split.linear_scattered(x, w, nil, one) end)
 add("linear_scattered", "bias", { { 2, 2, 6 }, { 3, 6 }, { 3 } },
   function(x, w, b) return split.linear_scattered(pg.tanh(x), w, b, one) end)
-add("embedding_part", "", { { 4, 3 } }, function(w)
-  local ids = pg.tensor({ { 7, 5, 0 }, { 8, 7, 11 } }, "i32")
-  return require("pg.ops.split_embedding").embedding_part(w, ids, { first = 5, valid = 3, vocab = 12 })
-end)
 
 -- A tensor with several uses: the shape of a residual block.
 add("add", "residual", { { 3, 7 }, { 7, 7 }, { 7 } }, function(x, w, g)

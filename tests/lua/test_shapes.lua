@@ -109,6 +109,15 @@ refuses("embedding", "id", function() local _ = pg.embedding(t(7, 5), ids { { 1,
   "embedding: id 7 at row 1, column 1 is outside the vocabulary [0,7)")
 refuses("embedding", "below", function() local _ = pg.embedding(t(7, 5), ids({ 0, -1 }, "i64")) end,
   "embedding: id -1 at row 0, column 1 is outside the vocabulary [0,7)")
+refuses("embedding", "padding", function() local _ = pg.embedding(t(8, 5), ids { 1, 7 }, { vocab = 7 }) end,
+  "embedding: id 7 at row 0, column 1 is outside the vocabulary [0,7)")
+refuses("embedding", "part",
+  function() local _ = pg.embedding(t(4, 3), ids { 1, 9 }, { first = 4, vocab = 9 }) end,
+  "embedding: id 9 at row 0, column 1 is outside the vocabulary [0,9)")
+refuses("embedding", "first", function() local _ = pg.embedding(t(4, 3), ids { 1 }, { first = 5 }) end,
+  "embedding: first is 5, vocab is 4; the table's first id must lie in [0,vocab]")
+refuses("embedding", "key", function() local _ = pg.embedding(t(4, 3), ids { 1 }, { vocabulary = 4 }) end,
+  "embedding: unknown key vocabulary")
 refuses("embedding", "table", function() local _ = pg.embedding(t(35), ids { 1 }) end, "embedding: ")
 refuses("embedding", "floats", function() local _ = pg.embedding(t(7, 5), t(3)) end,
   "ids are [3] f32; they must be i32 or i64")
@@ -214,9 +223,6 @@ refuses("linear_scattered", "inner", function() local _ = split.linear_scattered
   "linear_scattered: matmul: a is [2,3] f32, b is [4,5] f32")
 refuses("linear_scattered", "rows", function() local _ = split.linear_scattered(t(4, 3), t(4, 3), nil, thirds) end,
   "linear_scattered: x is [4,3] f32: 4 rows, which 3 ranks do not divide")
-refuses("embedding_part", "id", function()
-  local _ = require("pg.ops.split_embedding").embedding_part(t(4, 3), ids { 1, 9 }, { first = 4, valid = 4, vocab = 9 })
-end, "embedding: id 9 at place 1 is outside [0,9)")
 
 local HERE = "^tests/lua/test_shapes%.lua:%d+: "
 for _, b in ipairs(bad) do

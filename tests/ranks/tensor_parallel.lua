@@ -240,7 +240,8 @@ local rows = 0 -- q, k and v are cut each for itself
 for _, entry in ipairs(stacked:named()) do rows = rows + (entry.name == c_attn and entry.piece.shape[1] or 0) end
 assert(stacked:gradient(c_attn).shape[1] == rows and 4 * rows == 3 * stacked.settings.width)
 local tied = pg.build(models.tied())
-fails("embedding: id 257 at place 1 is outside [0,257)", function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end)
+fails("embedding: id 257 at row 0, column 1 is outside the vocabulary [0,257)",
+      function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end)
 fails("Linear: under layout.sequence it must know its batch", function()
   tape.context = { training = true }
   pg.build(nn.MLP { width = 4, ffn = 8 })(pg.ones { 4, 4 })

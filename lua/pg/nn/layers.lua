@@ -12,7 +12,6 @@ local norm = require "pg.ops.norm"
 local params = require "pg.params"
 local reduce = require "pg.ops.reduce"
 local rows = require "pg.nn.rows"
-local split_embedding = require "pg.ops.split_embedding"
 local split_linear = require "pg.ops.split_linear"
 local tape = require "pg.tape"
 local Tensor = require "pg.tensor"
@@ -110,8 +109,9 @@ local function own_ids(ids, own) return ids:view({ own.count }, own.first) end
 
 function layers.Embedding:forward(ids)
   local w, own = self.weight, rows.own "Embedding"
-  if not w.cut then return loss.embedding(w, own and own_ids(ids, own) or ids, w.valid) end
-  local y = split_embedding.embedding_part(w, ids, { first = w.start, valid = w.valid, vocab = self.entries })
+  local part = { first = w.start, vocab = self.entries }
+  if not w.cut then return loss.embedding(w, own and own_ids(ids, own) or ids, part) end
+  local y = loss.embedding(w, ids, part)
   if not own then return comm.reduce_from_ranks(y, mesh.tp) end
   return comm.reduce_scatter_rows(reduce.reshape(y, { ids.count, w.shape[2] }), mesh.tp)
 end

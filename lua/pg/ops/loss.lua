@@ -27,18 +27,20 @@ ops.softmax, ops.log_softmax = softmax("softmax", 0), softmax("log_softmax", 1)
 local EMBEDDING = { name = "embedding", weights = { [1] = true }, mixed = true,
   grad_input = function() end,
   grad_weight = function(r, dy, d, add)
-    c.check(C.pg_embedding_grad(d[1].raw, dy.raw, r.saved[1].raw, add[1]))
+    c.check(C.pg_embedding_grad(d[1].raw, dy.raw, r.saved[1].raw, r.a.first, r.a.vocab, add[1]))
   end }
 
---- embedding(table, ids, entries) -> y [..,D].  table [V,D]; ids i32 or i64, each in [0,entries), by default [0,V).
-function ops.embedding(table, ids, entries)
+--- embedding(table, ids, o) -> y [..,D].  table [R,D]; ids i32 or i64, each in [0,o.vocab), by default [0,R).
+-- A table that is a part of the vocabulary's holds the rows of ids from o.first (0) on: ids of other rows give zeros,
+-- so that the results of all parts are addends of the whole; rows past the vocabulary are padding.
+function ops.embedding(table, ids, o)
+  o = c.keys(o or {}, { "first", "vocab" }, "embedding")
+  local a = { first = o.first or 0, vocab = o.vocab or 0 }
   local shape = { unpack(ids.shape) }
   shape[#shape + 1] = table.shape[2]
   local y = Tensor.empty(shape, table.dtype)
-  local rows = entries and table:view { entries, table.shape[2] } or table
-  done("embedding", C.pg_embedding(y.raw, rows:alive().raw, ids:alive().raw), y)
-  if rows ~= table then rows:release() end
-  if tape.wants(table) then tape.record(EMBEDDING, { table }, 1, { ids }, 1, y) end
+  done("embedding", C.pg_embedding(y.raw, table:alive().raw, ids:alive().raw, a.first, a.vocab), y)
+  if tape.wants(table) then tape.record(EMBEDDING, { table }, 1, { ids }, 1, y, a) end
   return y
 end
 

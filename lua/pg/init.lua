@@ -98,6 +98,8 @@ setmetatable(pg, { __index = function(_, name)
     return rawget(pg, name)
   end
   if value ~= nil then rawset(pg, name, value) end
+  -- what brought tensors with it brings their methods
+  if not rawget(pg, "Tensor") and package.loaded["pg.tensor"] then load_tensors() end
   return value
 end })
 

@@ -9,6 +9,7 @@ said=$(printf '1 + 1\n= "a", {1, x = 2}\nfor i = 1, 2 do\nprint("i", i)\nend\nk 
 said=$(printf 'nothing.x\nprint "still here"\n' | "$PGRUN" 2>&1) && complain "an error, but exit code 0"
 printf '%s' "$said" | grep -q "prompt:1: attempt to index global 'nothing'" || complain "no line: $said"
 printf '%s' "$said" | grep -q '^still here' || complain "an error ended the session: $said"
+said=$(printf 'x = pg.randn{ 2, 3 }\n(x + x):softmax().shape[2]\n' | "$PGRUN") && [ "$said" = 3 ] || complain "methods: $said"
 printf 'answer = 42\n' >first.lua
 said=$(echo 'answer' | "$PGRUN" -i first.lua) && [ "$said" = 42 ] || complain "-i FILE: $said"
 said=$(echo 'answer' | "$PGRUN" -e 'answer = 43' -i) && [ "$said" = 43 ] || complain "-e -i: $said"

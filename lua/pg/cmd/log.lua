@@ -26,6 +26,7 @@ end
 
 show()
 while follow do
+  if host.interrupted() then return 130 end
   local told = process.read(folder)
   local goes_on = told == nil or told.state == "running" or told.state == "elsewhere"
   show() -- after the look: what was written before the end is not missed

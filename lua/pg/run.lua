@@ -40,9 +40,8 @@ function run.place(info)
     c.fail("--run=%s: %s holds a run already; go on with it by --run=%s --resume, or choose another name",
            info.run, folder, info.run)
   elseif fs.exists(folder .. "/recipe.json") or fs.exists(folder .. "/checkpoints") then
-    c.fail("--run=%s: %s holds a run already, that has no checkpoint to go on from; choose another name, or end it with pgrun "
-           .. "stop if it still trains",
-           info.run, folder)
+    c.fail("--run=%s: %s holds a run already, that has no checkpoint to go on from; choose another name; where it "
+           .. "still trains, pgrun stop ends it", info.run, folder)
   elseif fs.is_dir(folder) and #fs.list(folder) > 0 then
     c.fail("--run=%s: %s holds other files; a run wants a folder of its own", info.run, folder)
   end

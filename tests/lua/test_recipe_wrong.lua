@@ -211,7 +211,7 @@ function tests.test_names_of_runs()
   refused("holds other files; a run wants a folder of its own", named "/", "/")
   local folder = training.scratch .. "/begun"
   fs.mkdir(folder .. "/checkpoints")
-  refused("has no checkpoint to go on from; remove it", named(folder), "begun")
+  refused("has no checkpoint to go on from; choose another name", named(folder), "begun")
 end
 
 check.run(tests)

@@ -94,8 +94,8 @@ function recipe.arguments(args)
     local name, text = option:match "^%-%-([%w_.]+)=(.*)$"
     if not name and option == "--resume" then name, text = "resume", "" end
     if not name or ("." .. name .. "."):find("..", 1, true) then
-      agree.fail(("%s: fields are set as --optim.clip=1, and a run as --run=NAME, --resume or --resume=RUN")
-                 :format(option))
+      agree.fail(("%s: fields are set as --optim.clip=1, and a run as --run=NAME, --resume or --resume=RUN%s")
+                 :format(option, option == "-n" and "; -n goes before the recipe's file" or ""))
     end
     if RESERVED[name] then
       if name == "run" and text == "" then agree.fail "--run=: a name is missing, such as --run=first" end

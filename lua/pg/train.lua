@@ -30,7 +30,7 @@ local Trainer = {}
 Trainer.__index = Trainer
 local SIGPIPE, SIGTERM = 13, 15
 local CLOSED = 2^20 -- says that nobody reads rank 0's lines; more than there are ranks that may be asked to stop
-local LINES = 30 -- of a run, where the recipe does not say
+local LINES, SILENCE = 30, 60 -- of a run, where the recipe does not say; seconds after which a line comes anyhow
 
 -- ---- setting up ----
 
@@ -305,10 +305,11 @@ function Trainer:tell(record, last)
   local slow = self.busy:slowest()
   if slow then text = text .. "  " .. slow end
   if record.val_loss then text = text .. ("  val_loss %.4f"):format(record.val_loss) end
-  local every = self.recipe.log.every or math.max(1, math.floor(state.steps / LINES))
-  if state.step % every == 0 or state.step == self.first or last or record.val_loss then
+  local every, now = self.recipe.log.every or math.max(1, math.floor(state.steps / LINES)), C.pg_time()
+  local silent = not self.recipe.log.every and now - (self.told or now) > SILENCE
+  if state.step % every == 0 or state.step == self.first or last or record.val_loss or silent then
     log.text("%s", text)
-    self.seconds, self.counted = 0, 0
+    self.seconds, self.counted, self.told = 0, 0, now
     self.busy:reset()
   else
     log.live(text)

@@ -134,6 +134,7 @@ function tests.test_arguments()
   check.equal(select(2, recipe.arguments { "--resume=b" }).resume, "b")
   check.throws(function() recipe.arguments { "steps=3" } end, "fields are set as")
   check.throws(function() recipe.arguments { "--steps" } end, "fields are set as")
+  check.throws(function() recipe.arguments { "-n", "2" } end, "-n goes before the recipe's file")
   check.throws(function() recipe.arguments { "--run=" } end, "a name is missing")
 end
 

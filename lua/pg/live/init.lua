@@ -93,16 +93,32 @@ function take.T(_, id, _, trainer)
   host.control_send(id, "K", tostring(trainer.state.step))
 end
 
--- Whatever people have sent, up to now.
+-- What peer `id`, which has left, had sent is not answered; only a wish to stop the run stays.
+local function drop_heard(heard, id)
+  for i = #heard, 1, -1 do
+    if heard[i].id == id and heard[i].kind ~= "T" then table.remove(heard, i) end
+  end
+end
+
+-- Whatever people have sent, up to now.  Who has left is forgotten before anybody is answered, so that a place is not
+-- taken by somebody who is gone.  An id may come again, for another peer, once its peer has left.
 function Run:listen(trainer)
+  local heard = {}
   for _ = 1, AT_ONCE do
     local id, kind, text = host.control_next(0)
-    if not id then return end
-    if kind and take[kind] then take[kind](self, id, text, trainer)
-    elseif kind then
-      host.control_send(id, "E", "there is no message of kind " .. kind)
-      host.control_drop(id)
-    else self:forget(id) end
+    if not id then break end
+    if kind then heard[#heard + 1] = { id = id, kind = kind, text = text }
+    else
+      drop_heard(heard, id)
+      self:forget(id)
+    end
+  end
+  for _, m in ipairs(heard) do
+    if take[m.kind] then take[m.kind](self, m.id, m.text, trainer)
+    else
+      host.control_send(m.id, "E", "there is no message of kind " .. m.kind)
+      host.control_drop(m.id)
+    end
   end
 end
 

@@ -43,11 +43,11 @@ end
 function parts.place(r)
   tape.remake = parts.remade(r)
   C.pg_deterministic(r.deterministic and 1 or 0)
-  choices.open()
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(parts.described(r), r.layout, {
     seed = r.seed, dtype = DTYPES[r.precision],
     moments = optim.moments * (r.optim.moments == "bf16" and 2 or 4) })
+  choices.open() -- the model has opened the device
   parts.mark_recompute(r, model)
   return { model, plan }
 end

@@ -45,3 +45,13 @@ refuse '[rank 0] bad.lua:4: ' -n 2 bad.lua
 test "$(grep -c 'rank 1] ' out)" = 0 # one rank speaks for both
 printf 'return {\n  model = require "models.llama" {},\n  data = { text = "text.txt", batch = 4 },\n  steps = 3 + pg.rank(),\n}\n' > uneven.lua
 refuse 'uneven.lua: rank 1 has other settings than rank 0' -n 2 uneven.lua
+
+# the choices of matrix products are looked up once the device is open, also where nobody has named one
+cat > order.lua <<'LUA'
+local c, choices = require "pg.c", require "pg.choices"
+choices.open = function() print("opened on " .. c.ffi.string(c.C.pg_device())) end
+return { model = require "models.llama" { blocks = 1, width = 16, heads = 2, context = 16 },
+         data = { text = "text.txt", batch = 4 }, steps = 1 }
+LUA
+env -u PG_DEVICE CUDA_VISIBLE_DEVICES= "$PGRUN" order.lua --run=order > out 2>/dev/null
+grep -q '^opened on cpu$' out

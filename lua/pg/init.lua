@@ -90,7 +90,6 @@ end })
 
 setmetatable(pg, { __index = function(_, name)
   local value
-  if (name == "nn" or name == "data") and not rawget(pg, "Tensor") then load_tensors() end -- they hand out tensors
   if modules[name] then value = require(modules[name])
   elseif fields[name] then value = require(fields[name][1])[fields[name][2]]
   elseif type(name) == "string" and not rawget(pg, "Tensor") and name:match "^[%a_]+$" then

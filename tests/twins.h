@@ -209,19 +209,25 @@ static inline double *device_numbers(const twin_array *a, const char *name) {
     return out;
 }
 
-/* The device's numbers are close to the host's, by the norm of the error. */
-static inline void near_named(const twin_array *a, double limit, const char *name, const char *file,
-                              int line) {
-    double *got = device_numbers(a, name), error = error_norm(got, a->host, a->n);
+/* The device's numbers are close to the host's, by the norm of the error; the host's norm counts as
+ * `least` where it is smaller. */
+static inline void near_named(const twin_array *a, double limit, double least, const char *name,
+                              const char *file, int line) {
+    double *got = device_numbers(a, name), error = error_norm(got, a->host, a->n), size = 0;
+    for (int64_t i = 0; i < a->n; i++) size += a->host[i] * a->host[i];
+    if (size > 0 && sqrt(size) < least) error *= sqrt(size) / least;
     if (!(error <= limit))
         fail_msg("%s:%d: %s [%lld] %s is off by %.3g, more than %.3g; PG_TWINS_SEED=%llu", file,
                  line, name, (long long)a->n, pg_dtype_name(a->dtype), error, limit,
                  (unsigned long long)twins.seed);
     free(got);
 }
-#define near(a, limit) near_named(&(a), limit, #a, __FILE__, __LINE__)
+#define near(a, limit) near_named(&(a), limit, 0, #a, __FILE__, __LINE__)
+/* For sums whose addends may cancel to next to nothing, such as a lone one: least is a small part of
+ * the norm that sums of so many have as a rule. */
+#define near_sum(a, limit, least) near_named(&(a), limit, least, #a, __FILE__, __LINE__)
 /* The same numbers. */
-#define same(a) near_named(&(a), 0, #a, __FILE__, __LINE__)
+#define same(a) near_named(&(a), 0, 0, #a, __FILE__, __LINE__)
 
 /* The dtype of kept statistics (rstd, lse): what the kernel computes in. */
 __attribute__((unused)) static int real_dtype(int dtype) {

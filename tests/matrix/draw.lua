@@ -37,7 +37,7 @@ draw.features = {
   { "micro", { 0, 1, 2, 3, 4, 6 } },
   { "recompute", { "none", "norms", "block" } },
   { "sequence", { true, false } },
-  { "tp_chunks", { 1, 3 } },
+  { "tp_chunks", { 1, 2, 3 } },
   { "head_chunk", { 0, 7 } },
   { "loss", { "model", "own" } },
 }

@@ -150,7 +150,8 @@ end
 
 local layouts = {
   { tp = 4 }, { tp = 4, sequence = false }, { tp = 2, dp = 2 }, { tp = 2, dp = 2, sequence = false },
-  { tp = 4, tp_chunks = 2 }, { tp = 2, dp = 2, tp_chunks = 5, recompute = true },
+  { tp = 4, tp_chunks = 2 }, { tp = 4, tp_chunks = 3 }, { tp = 2, dp = 2, tp_chunks = 2 },
+  { tp = 2, dp = 2, tp_chunks = 5, recompute = true },
   { tp = 4, sequence = false, recompute = true }, { tp = 2, dp = 2, zero = 3 },
 }
 local function text(layout)

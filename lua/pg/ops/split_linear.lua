@@ -96,7 +96,8 @@ end
 -- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { name, tb, bias, epilogue, aux, beta, keep } -> the
 -- gathered rows, where o.keep asks for them.
 local function product_of_gathered(axis, y, x, w, o)
-  local n, chunks, whole = x.shape[1], chunks_of(x.shape[1]), nil
+  local n, chunks = x.shape[1], chunks_of(x.shape[1])
+  local whole
   if chunks == 1 then
     whole = gather_whole(axis, x)
     product(y, 0, whole, w, o)

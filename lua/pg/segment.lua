@@ -1,5 +1,6 @@
--- segment.lua: the parameters of one block laid end to end in flat buffers: value, gradient, master; an
--- optimiser adds moments.  A segment is the unit of reducing, sharding, updating and saving.
+-- segment.lua: the parameters of one block, of several small ones or of a part of a large one (buckets.lua), laid end
+-- to end in flat buffers: value, gradient, master; an optimiser adds moments.  A segment is the unit of reducing,
+-- sharding, updating and saving.
 -- Order: what tensor parallelism cuts, then what its ranks all hold; matrices before the rest in both.
 -- Each parameter starts on a multiple of 64 elements.
 --   s.count               elements of the whole

@@ -31,11 +31,11 @@ local function check_mesh(l)
 end
 
 --- pg.parallel(what, layout, o) -> a run.  what: a description or a module not yet built; layout: dp ("rest"), pp, tp,
--- zero, schedule, chunks, blocks, sequence, tp_chunks, as in a recipe.  o: seed (0), dtype ("f32"), micro (sequences of
+-- zero, bucket, schedule, chunks, blocks, sequence, tp_chunks, as in a recipe.  o: seed (0), dtype ("f32"), micro (sequences of
 -- a micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
 function script.new(what, fields, o)
   o = o or {}
-  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence",
+  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "bucket", "schedule", "chunks", "blocks", "sequence",
                         "tp_chunks" }, "parallel: layout")
   c.keys(o, { "seed", "dtype", "micro", "loss" }, "parallel")
   local l = layout.resolve(fields or {}, require("pg.host").ranks)

@@ -59,7 +59,7 @@ end
 -- groups = { { name, list, kin }, ... }: neighbours with the same kin (not nil) may be packed; size: MiB, 0: each
 -- tensor has a segment of its own; bytes: of a number of the gradient.
 function buckets.share(groups, size, bytes)
-  if type(size) ~= "number" or not (size >= 0) then
+  if type(size) ~= "number" or size < 0 or size ~= size then
     c.fail("bucket is %s; a number of MiB is wanted, 0 or more", tostring(size))
   end
   local most, out = size * 2^20 / bytes * OVER, {}

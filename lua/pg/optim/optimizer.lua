@@ -41,8 +41,8 @@ local function segments_of(parameters)
     for _, p in ipairs(s.params) do
       if p.requires_grad and not listed[p] then
         c.fail("optim: %s is not in the list but shares segment %s with one that is; list it too, set its "
-               .. "requires_grad = false to keep it as it is, or give each tensor a segment of its own: pg.build(model, "
-               .. "{ bucket = 0 })", p.name, s.name)
+               .. "requires_grad = false to keep it as it is, or give each tensor a segment of its own: "
+               .. "pg.build(model, { bucket = 0 })", p.name, s.name)
       end
     end
   end

@@ -22,6 +22,8 @@ function training.text(words)
   return path
 end
 
+local BLOCK = 0.05 -- MiB: about a block of these models, so that a layout has several segments to share out
+
 --- training.recipe(changes) -> a recipe of 29,000 parameters; changes replace its fields.
 function training.recipe(changes)
   local r = {
@@ -31,6 +33,10 @@ function training.recipe(changes)
     steps = 6, log = { every = 1000 },
   }
   for k, v in pairs(changes or {}) do r[k] = v end
+  if r.layout ~= nil and type(r.layout) ~= "table" then return r end
+  local layout = { bucket = BLOCK }
+  for k, v in pairs(r.layout or {}) do layout[k] = v end
+  r.layout = layout
   return r
 end
 

@@ -40,8 +40,9 @@ local function segments_of(parameters)
   for _, s in ipairs(list) do -- updated as a whole
     for _, p in ipairs(s.params) do
       if p.requires_grad and not listed[p] then
-        c.fail("optim: %s is not in the list but its segment %s is; list it too, or set its requires_grad = false to "
-               .. "keep it as it is", p.name, s.name)
+        c.fail("optim: %s is not in the list but shares segment %s with one that is; list it too, set its "
+               .. "requires_grad = false to keep it as it is, or give each tensor a segment of its own: "
+               .. "pg.build(model, { bucket = 0 })", p.name, s.name)
       end
     end
   end

@@ -120,9 +120,20 @@ function Trainer:show()
   return self.shown
 end
 
+-- The gradients of this step once more, looked at before they are summed -> this rank's first bad one, by name.  All
+-- ranks do it together; nothing was updated, so they are the same.
+function Trainer:blame()
+  if engine.looks() then return nil end -- they have been looked at
+  self.engine:gradients(self.micro, function(i) return self.loader:micro(i) end, true)
+  for _, s in ipairs(self.optim.segments) do s:fresh() end
+  return self.engine.bad
+end
+
 -- One update; the recipe's own rate (nil: it has not been asked) may be at fault.
 function Trainer:update(known)
-  local ok, norm, rate = pcall(self.optim.step, self.optim, { reduced = true, state = self:show(), rate = known })
+  local ok, norm, rate = pcall(self.optim.step, self.optim,
+    { reduced = true, state = self:show(), rate = known, bad = self.engine.bad,
+      blame = function() return scope.run(self.blame, self) end })
   if ok then return norm, rate end
   if type(norm) == "string" and norm:find "^rate" then recipe.fail(self.info, "optim.rate", "%s", norm) end
   agree.fail(tostring(norm) .. (self.swapped or ""))
@@ -143,15 +154,13 @@ function Trainer:first_bad()
   return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
 end
 
--- End, on all ranks, where a loss or else a gradient is not finite: the first rank that has such a one is named.
+-- End, on all ranks, where a loss is not finite: the first rank that has such a one is named.
 function Trainer:stop_nonfinite(loss)
   local function told(what)
     return ("step %d, rank %d: %s; nothing was updated"):format(self.state.step, mesh.rank(), what)
   end
-  local bad = self.engine.bad
   local first = agree.first(not finite(loss) and told(("the loss is %s; first bad tensor: %s"):format(
     tostring(loss), self:first_bad())) or nil)
-  first = first or agree.origin(bad and told("first bad gradient: " .. bad) or nil)
   first = first or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step)
   agree.fail(first .. (self.swapped or ""))
 end
@@ -186,9 +195,10 @@ function Trainer:gather(reshaped)
   C.pg_status_step(state.step)
   local batch = self:next_batch()
   if reshaped or state.step == self.first then self:settle_choices(batch) end
+  self.micro = batch.micro
   local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
-  local numbers = { share, stop, (self.engine.bad or not finite(share)) and 1 or 0 }
+  local numbers = { share, stop, finite(share) and 0 or 1 }
   self.busy:add(numbers)
   local told = mesh.world:sum_numbers(numbers)
   self.busy:note(told)

@@ -40,7 +40,7 @@ end
 
 -- A step as a trainer makes it, from a function that gives a loss.
 local function trainer_step(optim, loss_of)
-  local sending = reducer.new(optim.segments)
+  local sending = reducer.new(optim.segments, true)
   pg.scope(function() loss_of():backward(nil, { done = sending:hook(true) }) end)
   sending:after(true)
   sending:finish()

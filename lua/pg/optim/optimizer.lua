@@ -135,9 +135,9 @@ function Optimizer:first_bad()
 end
 
 -- The norm is not finite, on all ranks: the first one that made a bad gradient is named.  After a sum over dp
--- (which spreads it) self.bad_gradient is what this rank had before.
-function Optimizer:refuse(number, norm)
-  local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad()
+-- (which spreads it) self.bad_gradient is what this rank had before, or blame() finds it out.
+function Optimizer:refuse(number, norm, blame)
+  local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad() or blame and blame()
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
   c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
@@ -174,8 +174,8 @@ end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
 -- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
--- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a
--- gradient is not finite.
+-- o.blame() -> the same, found out now; o.state: what the rate is asked with; o.rate: it was asked already.  Raises,
+-- with nothing updated, where a gradient is not finite.
 function Optimizer:step(o)
   local reduced = o and o.reduced
   self.bad_gradient = o and o.bad
@@ -196,7 +196,7 @@ function Optimizer:step(o)
   if self.after_step then self.after_step(self, reduced) end
   watch.mark "update"
   local norm, finite = step.get("NORM", "FINITE")
-  if finite == 0 then self:refuse(number, norm) end
+  if finite == 0 then self:refuse(number, norm, o and o.blame) end
   self.steps = number
   step.set { RANDOM = step.random_base(self.run.seed or 0, number) }
   self.last_norm, self.last_rate = norm, now

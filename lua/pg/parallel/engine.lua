@@ -9,7 +9,7 @@ local reduce = require "pg.ops.reduce"
 local scope = require "pg.scope"
 local zero = require "pg.parallel.zero"
 local Tensor = require "pg.tensor"
-local C = require("pg.c").C
+local C, ffi = require("pg.c").C, require "ffi"
 
 local engine = {}
 local Engine = {}
@@ -48,11 +48,15 @@ local function in_turn(e, micro, source, r)
   return losses
 end
 
---- e:gradients(micro, source) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed over
--- dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
--- first gradient that is not finite, by name.
-function Engine:gradients(micro, source)
-  local r = reducer.new(self.segments)
+--- engine.looks() -> whether gradients are looked at before they are summed, so that the rank which made a bad one
+-- is known.  On a GPU not by themselves: the host would wait for the device before each message.
+function engine.looks() return ffi.string(C.pg_device()) ~= "cuda" or os.getenv "PG_NAN" == "1" end
+
+--- e:gradients(micro, source, look) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
+-- over dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
+-- first gradient that is not finite, by name, where they are looked at (look, or engine.looks).
+function Engine:gradients(micro, source, look)
+  local r = reducer.new(self.segments, look or engine.looks())
   local losses
   if self.pipe then
     losses = self.pipe:gradients(micro, source, r)

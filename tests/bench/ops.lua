@@ -6,9 +6,9 @@ local gemm = require "pg.gemm"
 local Tensor = require "pg.tensor"
 local C = c.C
 
-local SHAPES = { -- width, hidden width, width of q, k and v, layernorm?
-  ["gpt2_1.5b"] = { 1600, 6400, 4800, true }, gpt2_124m = { 768, 3072, 2304, true },
-  llama7b = { 4096, 11008, 12288, false },
+local SHAPES = { -- width, hidden width, width of attention, layernorm?  _tp2: a rank's half of each layer
+  ["gpt2_1.5b"] = { 1600, 6400, 1600, true }, gpt2_124m = { 768, 3072, 768, true },
+  llama7b = { 4096, 11008, 4096, false }, llama7b_tp2 = { 4096, 5504, 2048, false },
 }
 local COPY, PRODUCTS = 4.2e12, 740e12 -- bytes and FLOPs a second
 local WARM, SECONDS = 3, 0.05
@@ -20,7 +20,7 @@ for _, word in ipairs(arg) do
   o[key] = value
 end
 local n, shape = tonumber(o.rows), SHAPES[o.shape] or c.fail("ops.lua: no shape %s", o.shape)
-local D, F, Q, layer = unpack(shape)
+local D, F, A, layer = unpack(shape)
 
 -- Seconds of one call.
 local function time(f)
@@ -104,8 +104,8 @@ local function linear(name, inner, outer, epilogue)
   for _, t in ipairs { a, g, weight, grad, out, da } do t:free() end
   if aux then aux:free() end
 end
-linear("qkv", D, Q)
-linear("out", D, D)
+linear("qkv", D, 3 * A)
+linear("out", A, D)
 if layer then
   linear("up", D, F, C.PG_EPILOGUE_GELU_TANH)
 else

@@ -154,7 +154,7 @@ local COUNTED = "dropout, randn or rand without a key takes its numbers from a c
 local function run_recorded(g, words, n)
   local before, context = { random.calls, elementwise.dropout_calls }, tape.context
   local leaves = {}
-  recording, tape.leaves, c.code = true, leaves, nil
+  recording, tape.leaves, c.code = true, { of = leaves, depth = scope.depth() }, nil
   local r = { leaves = leaves }
   local function done(ok, ...)
     recording, tape.leaves = false, nil
@@ -164,7 +164,7 @@ local function run_recorded(g, words, n)
   if not r.reason and (random.calls ~= before[1] or elementwise.dropout_calls ~= before[2]) then r.reason = COUNTED end
   local stopped = c.code == C.PG_EINTR
   local rc = C.pg_graph_end(not r.reason and slot or nil)
-  if rc < 0 then r.reason = ffi.string(C.pg_errmsg()) end
+  if rc < 0 and not r.reason then r.reason = ffi.string(C.pg_errmsg()) end -- f caught it
   if not r.reason then
     r.handle = ffi.gc(slot[0], C.pg_graph_free)
     for i = 1, r.n do keep(r.results[i], 1) end
@@ -241,9 +241,9 @@ end
 --- g(...) -> what f returns.  Tensors among it are the same ones in every call that was recorded, with numbers that
 -- stay until the next; the tape knows nothing of them, so backward belongs into f.
 function Graph:__call(...)
-  if self.none or self.reason or recording or on_shapes() or watch.looks() then return scope.run(self.f, ...) end
   local list, kind, words, n = {}, {}, { ... }, select("#", ...)
-  for i = 1, n do look(words[i], list, kind, 1) end
+  for i = 1, n do look(words[i], list, kind, 1) end -- the same arguments are refused on every device
+  if self.none or self.reason or recording or on_shapes() or watch.looks() then return scope.run(self.f, ...) end
   look_around(kind)
   local r = recording_for(self, table.concat(kind, "\n"), list, words, n)
   if r then return launch(self, r, list) end

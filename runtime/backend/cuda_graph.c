@@ -14,7 +14,7 @@ static int end(void **graph) {
     cudaGraph_t recorded = NULL;
     cudaGraphExec_t ready = NULL;
     cudaError_t e = cudaStreamEndCapture(cuda.stream, &recorded);
-    if (e == cudaSuccess && graph) e = cudaGraphInstantiate(&ready, recorded, 0);
+    if (e == cudaSuccess && graph) e = cudaGraphInstantiateWithFlags(&ready, recorded, 0);
     if (recorded) (void)cudaGraphDestroy(recorded);
     (void)cudaGetLastError(); /* told here; the next launch is not to blame */
     if (!graph) return PG_OK;

@@ -23,7 +23,7 @@ typedef struct {
     pg_arena *arena;  /* that the block is of, or NULL */
     int64_t recorded; /* number of the recording that has it in its list, */
     int64_t entry;    /* and where */
-    char *dropped; /* name given by pg_storage_drop while empty, else NULL */
+    char *dropped;    /* name given by pg_storage_drop while empty, else NULL */
 } pg_storage;
 
 struct pg_tensor {

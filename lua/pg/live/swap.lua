@@ -104,7 +104,8 @@ local function take(trainer, new)
   for _, key in ipairs(TAKEN) do trainer[key] = new[key] end
   trainer.state.steps = new.recipe.steps
   trainer.optim:swap(parts.optim(new.recipe), new.about)
-  trainer.engine:adopt(new.model, new.recipe.layout.schedule, new.recipe.graphs)
+  trainer.engine:adopt(new.model, new.recipe.layout.schedule)
+  parts.record(new.recipe, trainer)
   tape.remake = parts.remade(new.recipe)
 end
 

@@ -126,11 +126,11 @@ function Engine:trial(model, batch, loss, backward)
   if backward then y:backward() end
 end
 
---- e:adopt(model, schedule, graphs): from now on the code of another model that has the same parameters; nothing that
--- was recorded of the one before runs again.
-function Engine:adopt(model, schedule, graphs)
+--- e:adopt(model, schedule): from now on the code of another model that has the same parameters; nothing that was
+-- recorded of the one before runs again.
+function Engine:adopt(model, schedule)
   self.model = model
-  self:record(graphs)
+  if self.graph then self.graph:free() end
   if self.pipe then self.pipe:adopt(model, schedule) end
 end
 

@@ -21,6 +21,7 @@ local C, ffi = c.C, c.ffi
 local graph = {}
 local FIRST = 2 -- calls of a kind that run f as it is
 local MOST = 4  -- recordings of a graph at a time
+local KINDS = 64 -- of calls that are told apart
 local DEEP = 4  -- levels of tables among the arguments
 local recording = false
 local all = setmetatable({}, { __mode = "k" }) -- every Graph
@@ -32,7 +33,7 @@ Graph.__index = Graph
 --- graph.new(f, name) -> g.  name: for the line that says why f is not recorded.
 function graph.new(f, name)
   if type(f) ~= "function" then c.fail("graph: a function is wanted, got %s", type(f)) end
-  local g = setmetatable({ f = f, name = name or "graph", kinds = {}, count = 0, replays = 0 }, Graph)
+  local g = setmetatable({ f = f, name = name or "graph", kinds = {}, n_kinds = 0, count = 0, replays = 0 }, Graph)
   all[g] = true
   return g
 end
@@ -154,17 +155,19 @@ local COUNTED = "dropout, randn or rand without a key takes its numbers from a c
 local function run_recorded(g, words, n)
   local before, context = { random.calls, elementwise.dropout_calls }, tape.context
   local leaves = {}
-  recording, tape.leaves, c.code = true, { of = leaves, depth = scope.depth() }, nil
+  recording, tape.leaves = true, { of = leaves, depth = scope.depth() }
   local r = { leaves = leaves }
   local function done(ok, ...)
     recording, tape.leaves = false, nil
     if ok then r.results, r.n = { ... }, select("#", ...) else r.reason = tostring((...)) end
   end
   done(pcall(scope.run, g.f, unpack(words, 1, n)))
-  if not r.reason and (random.calls ~= before[1] or elementwise.dropout_calls ~= before[2]) then r.reason = COUNTED end
-  local stopped = c.code == C.PG_EINTR
+  if not r.reason then
+    if random.calls ~= before[1] or elementwise.dropout_calls ~= before[2] then r.reason = COUNTED
+    elseif c.code == C.PG_EINTR or c.code == C.PG_ENOMEM then r.reason = "an op was not done this time" end -- f caught it
+  end
   local rc = C.pg_graph_end(not r.reason and slot or nil)
-  if rc < 0 and not r.reason then r.reason = ffi.string(C.pg_errmsg()) end -- f caught it
+  if rc < 0 and not r.reason then r.reason = ffi.string(C.pg_errmsg()) end -- as well
   if not r.reason then
     r.handle = ffi.gc(slot[0], C.pg_graph_free)
     for i = 1, r.n do keep(r.results[i], 1) end
@@ -174,22 +177,34 @@ local function run_recorded(g, words, n)
   end
   leaves_back(leaves)
   random.calls, elementwise.dropout_calls, tape.context = before[1], before[2], context
-  if stopped then error("interrupted", 0) end
   return nil, r.reason
 end
 
 local function free_tensors(list) for _, t in ipairs(list) do t:free() end end
 
+-- From now on f runs as it is.
+local function give_up(g, reason)
+  if c.code == C.PG_EINTR then error("interrupted", 0) end
+  g.reason = reason
+  log.text("%s runs as it is, without a recording: %s", g.name, reason)
+end
+
 -- nil where the device has no graphs, or it cannot be recorded.
 local function record(g, list, words, n)
   c.collect() -- what nobody uses becomes room for it
-  local own = own_tensors(list)
+  c.code = nil
+  local ok, own = pcall(own_tensors, list)
+  if not ok then return give_up(g, own) end
   local rc = C.pg_graph_begin()
-  if rc == C.PG_EGRAPH then
-    g.none = true
-    return free_tensors(own)
+  if rc < 0 then
+    free_tensors(own)
+    if rc == C.PG_EGRAPH then
+      g.none = true
+      return nil
+    end
+    c.code = rc
+    return give_up(g, ffi.string(C.pg_errmsg()))
   end
-  c.check(rc)
   local given = {}
   for i = 1, n do given[i] = with_own(words[i], list, own) end
   local r, reason = run_recorded(g, given, n)
@@ -199,8 +214,7 @@ local function record(g, list, words, n)
     return r
   end
   free_tensors(own)
-  g.reason = reason
-  log.text("%s runs as it is, without a recording: %s", g.name, reason)
+  return give_up(g, reason)
 end
 
 -- ---- calling ----
@@ -221,18 +235,27 @@ local function on_shapes()
   return on ~= 0
 end
 
+local function too_many(g)
+  if g.told then return nil end
+  g.told = true
+  log.text("%s runs as it is where its calls differ too much: %d recordings of %d kinds of arguments", g.name, g.count,
+           g.n_kinds)
+end
+
 -- The recording for this call, made now where its time has come; nil: f runs as it is.
 local function recording_for(g, key, list, words, n)
   local kind = g.kinds[key]
   if not kind then
+    if g.n_kinds >= KINDS then return too_many(g) end
     kind = { calls = 0 }
-    g.kinds[key] = kind
+    g.kinds[key], g.n_kinds = kind, g.n_kinds + 1
   end
   for _, r in ipairs(kind) do
     if leaves_fit(r.leaves) then return r end
   end
   kind.calls = kind.calls + 1
-  if kind.calls <= FIRST or g.count >= MOST then return nil end
+  if kind.calls <= FIRST then return nil end
+  if g.count >= MOST then return too_many(g) end
   local r = record(g, list, words, n)
   kind[#kind + 1] = r
   return r
@@ -258,7 +281,7 @@ function Graph:free()
       free_tensors(r.own)
     end
   end
-  self.kinds, self.count, self.reason = {}, 0, nil
+  self.kinds, self.n_kinds, self.count, self.reason = {}, 0, 0, nil
 end
 
 --- g:state() -> { recordings =, replays =, bytes =, reason = }: how often f was recorded, and launched so; what the

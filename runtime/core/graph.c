@@ -141,7 +141,7 @@ int pg_graph_end(pg_graph **out) {
     pg_arena_use(NULL);
     state.now = NULL;
     int rc = pg_backend_device()->graphs->end(out && !*spoilt ? &g->impl : NULL);
-    if (*spoilt) rc = pg_fail(PG_EGRAPH, "%s", spoilt);
+    if (*spoilt && out) rc = pg_fail(PG_EGRAPH, "%s", spoilt);
     if (rc < 0 || !out) {
         forget_ids(g);
         release(g, 1);

@@ -12,9 +12,12 @@ unset DEVICE
 
 for way in "" --no-jit; do
     for pool in 1 0; do
-        PG_POOL=$pool "$SCRATCH/pgrun" $way tests/lua/test_graph.lua >"$SCRATCH/log" 2>&1 ||
-            { echo "PG_POOL=$pool $way"; grep -a -A60 "^Tests with\|^Failed\|^fake_graphs" "$SCRATCH/log" || tail -n 40 "$SCRATCH/log"; exit 1; }
-        grep -aq " 0 failed, 0 skipped" "$SCRATCH/log"
+        for test in graph graph_train; do
+            PG_POOL=$pool "$SCRATCH/pgrun" $way "tests/lua/test_$test.lua" >"$SCRATCH/log" 2>&1 ||
+                { echo "$test PG_POOL=$pool $way"; grep -a -A60 "^Tests with\|^Failed\|^fake_graphs" "$SCRATCH/log" ||
+                  tail -n 40 "$SCRATCH/log"; exit 1; }
+            grep -aq " 0 failed, 0 skipped" "$SCRATCH/log"
+        done
     done
 done
 

@@ -1,15 +1,10 @@
--- test_graph.lua: pg.graph and recipes with graphs = true: the bits of a run without, whatever is recorded; what a
--- recording refuses, and that nothing is lost then.  The CPU runs every function as it is, with the same results; a GPU
--- records (and so does tests/cuda/fake_graphs.cpp, see tests/journey/graphs.sh).
+-- test_graph.lua: pg.graph: the bits of the function itself, and memory that nobody else writes; what a recording
+-- refuses, and that nothing is lost then.  The CPU runs every function as it is, with the same results; a GPU records
+-- (and so does tests/cuda/fake_graphs.cpp, see tests/journey/graphs.sh).
 local check = require "tests.check"
 local c = require "pg.c"
-local elementwise = require "pg.ops.elementwise"
 local fs = require "pg.fs"
-local graph = require "pg.graph"
-local host = require "pg.host"
-local log = require "pg.log"
 local step = require "pg.step"
-local swaps = require "tests.swaps"
 local training = require "tests.training"
 local C, ffi = c.C, c.ffi
 local equal, is_true = check.equal, check.is_true
@@ -17,16 +12,6 @@ local tests = {}
 
 step.block()
 local RECORDS = ffi.string(C.pg_device()) == "cuda"
-
--- f with the lines of the log in a list -> f's results, the list.
-local function heard(f)
-  local lines, text = {}, log.text
-  log.text = function(format, ...) lines[#lines + 1] = format:format(...) end
-  local ok, result = pcall(f)
-  log.text = text
-  if not ok then error(result, 0) end
-  return result, lines
-end
 
 -- How often it was recorded and launched, where the device does.
 local function counts(g, recordings, replays)
@@ -67,7 +52,11 @@ function tests.test_other_arguments_are_another_recording()
     end
   end
   counts(g, 4, 12)
-  for _ = 1, 5 do equal(g(pg.full({ 1 }, 3, "f64"), 2):item(), 6) end -- no more of them
+  local _, lines = training.heard(function()
+    for _ = 1, 5 do equal(g(pg.full({ 1 }, 3, "f64"), 2):item(), 6) end -- no more of them
+    for i = 1, 100 do equal(g(pg.full({ 1 }, 3, "f64"), i):item(), 3 * i) end
+  end)
+  equal(#lines, RECORDS and 1 or 0)
   counts(g, 4, 12)
   g:free()
 end
@@ -169,7 +158,7 @@ local function refused(f, why, ...)
   local x, g = pg.randn({ 3, 3 }, { key = "x" }), pg.graph(f, "it")
   local want = f(x, ...):totable()
   local words = { ... }
-  local _, lines = heard(function()
+  local _, lines = training.heard(function()
     for _ = 1, 5 do equal(g(x, unpack(words)):totable(), want) end
   end)
   if RECORDS then
@@ -218,7 +207,7 @@ function tests.test_a_mistake_is_the_functions_own()
   end
   local want = w.grad:totable()
   wrong, w.grad_fresh = true, true
-  heard(function() check.throws(function() g(x) end, "add: ") end)
+  training.heard(function() check.throws(function() g(x) end, "add: ") end)
   equal(w.grad_fresh, true)
   wrong = false
   g(x)
@@ -332,134 +321,44 @@ function tests.test_new_code_is_recorded_anew()
   g:free()
 end
 
--- ---- trainings ----
-
--- The graphs that a run makes, in a list.
-local function watched(f)
-  local made, new = {}, graph.new
-  graph.new = function(...)
-    made[#made + 1] = new(...)
-    return made[#made]
-  end
-  local ok, a, b, d = pcall(f)
-  graph.new = new
-  if not ok then error(a, 0) end
-  return made, a, b, d
-end
+-- ---- scripts ----
 
 local function gpt2()
   return require "models.gpt2" { blocks = 2, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 }
 end
 
-local function run(name, changes)
-  fs.remove(training.scratch .. "/" .. name)
-  elementwise.dropout_calls = 0
-  changes.save, changes.deterministic = changes.save or {}, true
-  return training.run(changes, name)
-end
-
--- Losses, norms and the last weights, to the bit.
-local function same_run(changes, replays)
-  local function copy(graphs)
-    local o = { graphs = graphs }
-    for k, v in pairs(changes) do o[k] = v end
-    return o
-  end
-  local want, folder = run("graph-without", copy(false))
-  local weights = training.weights(folder)
-  local made, got, at = watched(function() return run("graph-with", copy(true)) end)
-  swaps.same(got, want)
-  equal(training.weights(at), weights)
-  equal(#made, 2)
-  if not RECORDS then return made end
-  for _, g in ipairs(made) do is_true(g.replays >= replays and g.count == 0, g.name) end -- and freed
-  return made
-end
-
-for _, precision in ipairs { "fp32", "bf16" } do
-  tests["test_a_training_in_" .. precision .. "_has_the_same_bits"] = function()
-    same_run({ model = gpt2(), precision = precision, micro = 4, steps = 10 }, 7)
-  end
-end
-
-function tests.test_trainings_of_other_kinds()
-  same_run({ model = gpt2(), micro = 2, steps = 6, recompute = "block" }, 3)
-  same_run({ precision = "bf16", micro = 4, steps = 6, recompute = "norms", optim = { "sgd", momentum = 0.9, rate = 0.1 } },
-           3)
-  same_run({ data = { text = training.text(500), batch = 8, held_out = 0.2 }, steps = 7, eval = { every = 2 },
-             sample = { every = 3, tokens = 4 } }, 4)
-end
-
-function tests.test_parameters_that_freeze_on_the_way()
-  local built
-  local function model()
-    built = require("pg.describe").build(gpt2())
-    return built
-  end
-  local function on_step(state)
-    if state.step ~= 4 and state.step ~= 8 then return end
-    for i, p in ipairs(built:parameters()) do
-      if i % 2 == 0 then p.requires_grad = state.step == 8 end
+function tests.test_a_plain_script()
+  local function train(wrap)
+    local model = pg.build(gpt2(), { seed = 3 })
+    local optim = pg.optim.adamw(model:parameters(), { rate = 1e-3, clip = 1 })
+    local data, losses = pg.data.text(training.text(500), { context = 32, batch = 4, seed = 4 }), {}
+    local g = wrap(function(batch)
+      local loss = model:loss(batch)
+      loss:backward()
+      return loss
+    end)
+    for i, batch in data:steps(8) do
+      losses[i] = { g(batch):item() }
+      losses[i][2] = optim:step()
     end
+    return losses, g
   end
-  same_run({ model = model, on_step = on_step, micro = 4, steps = 12 }, 4)
+  local want = train(function(f) return f end)
+  local got, g = train(pg.graph)
+  equal(got, want)
+  counts(g, 1, 6)
+  g:free()
 end
 
-function tests.test_a_loss_that_reads_a_number_trains_without_a_recording()
-  local function loss(m, batch)
-    local y = m:loss(batch)
-    if y:item() > 1e9 then error "too large" end
-    return y
-  end
-  local made, lines = heard(function() return same_run({ loss = loss, steps = 6 }, 0) end)
-  if not RECORDS then return end
-  local told = 0
-  for _, line in ipairs(lines) do
-    if line:find("a step's gradients runs as it is", 1, true) then told = told + 1 end
-  end
-  equal({ told, made[1].replays, made[2].replays }, { 1, 0, 3 })
-end
-
-function tests.test_a_swapped_recipe_is_recorded_anew()
-  swaps.base { model = 'require "models.gpt2" { blocks = 2, width = 32, heads = 2, vocab = 259, context = 32, '
-                       .. 'dropout = 0.1 }' }
-  local with = "graphs = true, deterministic = true, micro = 4, "
-  local other = "loss = function(model, batch) return pg.scale(model:loss(batch), 0.5) end, "
-  local wrong = "loss = function(model, batch) local l = model:loss(batch) "
-    .. "if l:item() < 1e9 then error 'no' end return l end, "
-  local function made(graphs)
-    local more = graphs and with or with:gsub("graphs = true, ", "")
-    return swaps.run("graph-swap-" .. (graphs and "with" or "without"), swaps.text { steps = 16, more = more }, {
-      offers = { [6] = { swaps.text { steps = 16, more = more .. other } },
-                 [11] = { swaps.text { steps = 16, more = more .. wrong } } } })
-  end
-  fs.remove(training.scratch .. "/graph-swap-with")
-  fs.remove(training.scratch .. "/graph-swap-without")
-  local want = made(false)
-  local _, got, answers = watched(function() return made(true) end)
-  swaps.same(got, want)
-  is_true(want[6].loss < 0.6 * want[5].loss)
-  equal({ answers[1].kind, answers[1].step, answers[2].kind }, { "K", 6, "E" })
-end
-
--- ---- where it cannot be ----
-
-function tests.test_recipes_that_cannot_be_graphs_say_so()
-  local ranks, getenv = host.ranks, os.getenv
-  local function attempt(message)
-    check.throws(function()
-      require("pg.recipe").resolve(training.recipe { graphs = true }, {}, { path = "r.lua" })
-    end, message)
-  end
-  host.ranks = 2
-  local ok, message = pcall(attempt, "graphs = true goes with one rank, and there are 2")
-  host.ranks = ranks
-  if not ok then error(message, 0) end
-  for _, name in ipairs { "PG_NAN", "PG_TRACE", "PG_PROFILE" } do
-    os.getenv = function(n) return n == name and "1" or getenv(n) end -- luacheck: ignore
-    ok, message = pcall(attempt, name .. "=1 looks at every one; unset it, or leave graphs out")
-    os.getenv = getenv -- luacheck: ignore
-    if not ok then error(message, 0) end
+function tests.test_lack_of_memory_on_the_way()
+  for after = 1, 3 do -- of the copy of the argument, of what it computes
+    local g, x = pg.graph(function(x) return pg.scale(pg.exp(x), 2) end), pg.zeros { 3000 }
+    for _ = 1, 2 do g(x) end
+    C.pg_mem_fail_after(after)
+    equal(g(x):at(7), 2) -- a collection has helped
+    C.pg_mem_fail_after(0)
+    equal(g(x):at(7), 2)
+    g:free()
   end
 end
 

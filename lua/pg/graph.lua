@@ -164,7 +164,9 @@ local function run_recorded(g, words, n)
   done(pcall(scope.run, g.f, unpack(words, 1, n)))
   if not r.reason then
     if random.calls ~= before[1] or elementwise.dropout_calls ~= before[2] then r.reason = COUNTED
-    elseif c.code == C.PG_EINTR or c.code == C.PG_ENOMEM then r.reason = "an op was not done this time" end -- f caught it
+    elseif c.code == C.PG_EINTR or c.code == C.PG_ENOMEM then -- f caught it
+      r.reason = "an op was not done this time"
+    end
   end
   local rc = C.pg_graph_end(not r.reason and slot or nil)
   if rc < 0 and not r.reason then r.reason = ffi.string(C.pg_errmsg()) end -- as well

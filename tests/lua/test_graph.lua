@@ -287,7 +287,8 @@ function tests.test_ids_are_checked_every_time()
   end
   counts(own, 1, 3)
   own:free()
-  refused(function(x) return pg.embedding(table_of, pg.maximum(x, 0):to "i32") end, "the ids that it makes cannot be checked")
+  refused(function(x) return pg.embedding(table_of, pg.maximum(x, 0):to "i32") end,
+          "the ids that it makes cannot be checked")
 end
 
 function tests.test_random_numbers_follow_the_step()

@@ -291,6 +291,19 @@ function tests.test_ids_are_checked_every_time()
           "the ids that it makes cannot be checked")
 end
 
+function tests.test_ids_that_it_writes_over_are_unknown()
+  local table_of, ids = pg.randn({ 10, 4 }, { key = "t" }), pg.tensor({ 1, 2 }, "i32")
+  local g = pg.graph(function(x) ids:copy_from(x) end)
+  for i = 1, 5 do
+    g(pg.tensor({ i, 3 }, "i32"))
+    equal(ids:totable(), { i, 3 })
+    ids:write(ffi.new("int32_t[2]", 1, 1)) -- known again
+  end
+  g(pg.tensor({ 11, 3 }, "i32"))
+  check.throws(function() pg.embedding(table_of, ids) end, "embedding: id 11 at row 0, column 0")
+  g:free()
+end
+
 function tests.test_random_numbers_follow_the_step()
   local function f(x) return pg.dropout(x, 0.5, { key = "d", step = step.block() }) end
   local g, x, seen = pg.graph(f), pg.ones { 64 }, {}

@@ -121,6 +121,39 @@ function tests.test_a_swapped_recipe_is_recorded_anew()
   equal({ answers[1].kind, answers[1].step, answers[2].kind }, { "K", 6, "E" })
 end
 
+function tests.test_a_swap_may_begin_and_end_it()
+  swaps.base {}
+  local function text(graphs) return swaps.text { steps = 14, more = ("graphs = %s, micro = 4, "):format(graphs) } end
+  for _, name in ipairs { "plain", "on", "off" } do fs.remove(training.scratch .. "/graph-" .. name) end
+  local want = swaps.run("graph-plain", text(false))
+  for name, first in pairs { on = false, off = true } do
+    local made, got, answers = watched(function()
+      return swaps.run("graph-" .. name, text(first), { offers = { [6] = { text(not first) } } })
+    end)
+    swaps.same(got, want)
+    equal(answers[1].kind, "K")
+    local replays = 0
+    for _, g in ipairs(made) do replays = replays + g.replays end
+    equal({ #made, replays }, { 2, RECORDS and (first and 3 + 2 or 7 + 7) or 0 }) -- of 5 steps, of 9
+  end
+end
+
+function tests.test_a_line_at_its_prompt_may_change_the_code()
+  swaps.base {}
+  local loss = "loss = function(model, batch) return pg.scale(model:loss(batch), model.factor or 1) end, micro = 4, "
+  local function made(name, more)
+    fs.remove(training.scratch .. "/" .. name)
+    return swaps.run(name, swaps.text { steps = 12, more = loss .. more }, { before = function(number, trainer)
+      if number == 7 then table.insert(trainer.live.queue, { text = "Lmodel.factor = 0.5" }) end
+    end })
+  end
+  local want = made("graph-line-without", "")
+  local list, got = watched(function() return made("graph-line-with", "graphs = true, ") end)
+  swaps.same(got, want)
+  is_true(want[7].loss < 0.6 * want[6].loss)
+  if RECORDS then equal(list[1].replays, 4 + 4) end
+end
+
 -- ---- where it cannot be ----
 
 function tests.test_recipes_that_cannot_be_graphs_say_so()

@@ -16,7 +16,7 @@ local TOWER = {
   { "lua/pg/tape.lua", "lua/pg/mesh.lua", "lua/pg/agree.lua" },
   { "lua/pg/params.lua", "lua/pg/buckets.lua", "lua/pg/segment.lua", "lua/pg/ops/", "lua/pg/ops.lua" },
   { "lua/pg/nn/", "lua/pg/nn.lua", "lua/pg/optim/", "lua/pg/optim.lua" },
-  { "lua/pg/parallel/", "lua/pg/parallel.lua" },
+  { "lua/pg/parallel/", "lua/pg/parallel.lua", "lua/pg/graph.lua" },
   { "lua/pg/checkpoint.lua", "lua/pg/fragments.lua", "lua/pg/shards.lua", "lua/pg/data/", "lua/pg/data.lua" },
   { "lua/pg/" }, -- all other files there: init, train, recipe, repl, cmd/ and whatever they share
   { "models/" },

@@ -64,6 +64,17 @@ function training.column(records, key)
   return out
 end
 
+--- training.heard(f) -> what f returns, the lines of the log meanwhile, which are not printed.
+function training.heard(f)
+  local log = require "pg.log"
+  local lines, text = {}, log.text
+  log.text = function(format, ...) lines[#lines + 1] = format:format(...) end
+  local ok, result = pcall(f)
+  log.text = text
+  if not ok then error(result, 0) end
+  return result, lines
+end
+
 -- ---- the same training in every layout ----
 
 -- A token file where whole samples are padding, so that some ranks have nothing that counts.

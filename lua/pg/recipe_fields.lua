@@ -41,6 +41,7 @@ fields.top = {
   micro     = { "integer", nil, "sequences in a micro-batch; default: a rank's share of the batch", low = 1 },
   recompute = { { "none", "norms", "block" }, "none", "what backward computes again instead of keeping it" },
   deterministic = { "boolean", false, "the same bits in every run, also where that costs time" },
+  graphs    = { "boolean", false, "on a GPU a step's gradients are recorded once and launched as a whole" },
   optim     = { "optim", nil, "{ \"adamw\" or \"sgd\", its settings }" },
   steps     = { "integer", nil, "optimiser steps", low = 1 },
   seed      = { "seed", "0", "of initial values, dropout and the order of data" },

@@ -47,6 +47,7 @@ local function setup(r, info)
   -- model: the trainer's, or what stands for it on a pipeline's last stage
   t.engine = engine.new(t.model, t.optim.segments, { plan = t.plan, schedule = r.layout.schedule,
     loss = function(model, batch) return parts.loss(t.recipe, t.info, model, batch) end })
+  parts.record(r, t)
   t.settings = run.settings(r)
   t.mfu = parts.mfu(r, t.model)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
@@ -352,6 +353,7 @@ function Trainer:run()
     live.boundary(self)
     self:after(scope.run(self.step, self))
   end
+  parts.record({ graphs = false }, self)
   live.close(self)
   log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step,
            state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start))

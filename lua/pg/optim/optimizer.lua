@@ -87,6 +87,15 @@ end
 function Optimizer:lay_runs(s)
   local state = self.states[s]
   state.ends, state.factors, state.weights = s:run_tables(self.settings.decay or 0)
+  if self.recorded then self.recorded:free() end -- it reads those from before
+end
+
+--- optim:record(make): from now on norm and update are make(f, name), a graph of what f does (pg.graph); nil: no
+-- longer.  In a world of one rank.
+function Optimizer:record(make)
+  if self.recorded then self.recorded:free() end
+  self.make = make
+  self.recorded = make and make(function(first) self:compute(first) end, "norm and update") or nil
 end
 
 --- optim:check(settings): raises where optim:swap cannot take them.
@@ -108,11 +117,12 @@ end
 
 --- optim:keep() -> a function that takes a swap back, as long as no step was made with it.
 function Optimizer:keep()
-  local settings, run, of, runs = self.settings, self.run, self.rate, {}
+  local settings, run, of, runs, make = self.settings, self.run, self.rate, {}, self.make
   for s, state in pairs(self.states) do runs[s] = { state.ends, state.factors, state.weights } end
   return function()
     self.settings, self.run, self.rate = settings, run, of
     for s, state in pairs(self.states) do state.ends, state.factors, state.weights = unpack(runs[s]) end
+    self:record(make)
   end
 end
 
@@ -143,12 +153,11 @@ function Optimizer:refuse(number, norm, blame)
   c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
 end
 
--- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all
--- of them, each parameter counted once.
+-- Norm and clip factor, on the device; SUMSQ is 0 before.  Where ranks hold different parameters, the squares are
+-- summed over all of them, each parameter counted once.
 function Optimizer:measure()
   local block = step.block()
   local parted = mesh.tp.size > 1 or mesh.pp.size > 1 or mesh.layout.zero > 0 and mesh.dp.size > 1
-  step.set { SUMSQ = 0 }
   for _, s in ipairs(self.segments) do
     local state = self.states[s]
     c.check(C.pg_sumsq(block.raw, s.own_grad.raw, parted and state.ends.raw or nil,
@@ -160,6 +169,13 @@ function Optimizer:measure()
     sum:free()
   end
   c.check(C.pg_clip(block.raw, self.settings.clip or 0))
+end
+
+-- All that the device does of a step; first: of the first.
+function Optimizer:compute(first)
+  self:measure()
+  watch.mark "gradient norm"
+  for _, s in ipairs(self.segments) do self:update(s, self.states[s], first) end
 end
 
 --- optim:next_rate(state) -> the rate of the next update.  state: what it is asked with.
@@ -185,11 +201,10 @@ function Optimizer:step(o)
     if s:stale() then self:lay_runs(s) end
   end
   local number, now = self.steps + 1, o and o.rate or self:next_rate(o and o.state)
-  self:measure()
-  watch.mark "gradient norm"
+  step.set { SUMSQ = 0 }
   step.set(self:corrections(number, now))
+  if self.recorded then self.recorded(number == 1) else self:compute(number == 1) end
   for _, s in ipairs(self.segments) do
-    self:update(s, self.states[s], number)
     s:updated()
     s:fresh()
   end

@@ -185,7 +185,8 @@ end
 function Axis:reduce_scatter(part, whole, op, async)
   if self.size == 1 then part:copy_from(whole) return no_work end
   local code = ops[op or "sum"] or c.fail("reduce_scatter: op %s is unknown (sum, max, min)", tostring(op))
-  return issue(self, async, part, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, code, handle(async))
+  return issue(self, async, part, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, code,
+               handle(async))
 end
 
 --- axis:broadcast(t, root, async): t of rank `root` (0) to all.

@@ -167,11 +167,11 @@ function Segment:write_numbers(t)
 end
 
 -- Numbers of t, which lie in the whole from element `at` on, into a buffer of this rank's window.
-local function into_window(s, buffer, t, at)
+local function into_window(s, flat, t, at)
   local from, to = math.max(at, s.first), math.min(at + t.count, s.first + s.size)
   if from >= to then return end
   local n = to - from
-  local here, there = t:view({ n }, from - at), buffer:view({ n }, from - s.first)
+  local here, there = t:view({ n }, from - at), flat:view({ n }, from - s.first)
   c.check(C.pg_copy(there.raw, here.raw))
   here:release()
   there:release()

@@ -45,6 +45,14 @@ static int interrupted(lua_State *L) {
     return 1;
 }
 
+/* when_interrupted(f): f() -> what is said of Ctrl-C, in place of where it came; nil: nothing more. */
+static int when_interrupted(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    lua_setfield(L, LUA_REGISTRYINDEX, "pg.interrupted");
+    return 0;
+}
+
 /* signal_heard(seconds): a save after "interrupted" calls this first; C works again for so long. */
 static int signal_heard(lua_State *L) {
     double seconds = luaL_checknumber(L, 1);
@@ -166,6 +174,7 @@ static int open_host(lua_State *L) {
     static const luaL_Reg functions[] = {{"stop_requested", stop_requested},
                                          {"claim_stop", claim_stop},
                                          {"interrupted", interrupted},
+                                         {"when_interrupted", when_interrupted},
                                          {"signal_heard", signal_heard},
                                          {"source", source},
                                          {"list", list},

@@ -88,12 +88,22 @@ int host_call(lua_State *L, int nargs, int nresults) {
     return rc;
 }
 
+/* What a loop says of an interrupt takes the message's place on the stack. */
+static void ask_loop(lua_State *L) {
+    lua_getfield(L, LUA_REGISTRYINDEX, "pg.interrupted");
+    if (!lua_isnil(L, -1) && !lua_pcall(L, 0, 1, 0) && lua_isstring(L, -1)) lua_replace(L, -2);
+    else lua_pop(L, 1);
+}
+
 int host_show_error(lua_State *L) {
-    const char *message = lua_tostring(L, -1);
     int sign = host_signal_seen();
     pg_ranks who = host_ranks();
+    if (sign) {
+        host_signal_heard(5); /* what is left is to end */
+        ask_loop(L);
+    }
+    const char *message = lua_tostring(L, -1);
     if (!message) message = "an error without a message";
-    if (sign) host_signal_heard(5); /* what is left is to end */
     fflush(stdout);
     char first_line[1024];
     snprintf(first_line, sizeof first_line, "%.*s", (int)strcspn(message, "\n"), message);

@@ -45,6 +45,12 @@ static int interrupted(lua_State *L) {
     return 1;
 }
 
+/* option_words(word) -> how many words the option of pgrun is that begins with this one; 0: it is none. */
+static int option_words(lua_State *L) {
+    lua_pushinteger(L, host_option_words(luaL_checkstring(L, 1)));
+    return 1;
+}
+
 /* when_interrupted(f): f() -> what is said of Ctrl-C, in place of where it came; nil: nothing more. */
 static int when_interrupted(lua_State *L) {
     luaL_checktype(L, 1, LUA_TFUNCTION);
@@ -175,6 +181,7 @@ static int open_host(lua_State *L) {
                                          {"claim_stop", claim_stop},
                                          {"interrupted", interrupted},
                                          {"when_interrupted", when_interrupted},
+                                         {"option_words", option_words},
                                          {"signal_heard", signal_heard},
                                          {"source", source},
                                          {"list", list},

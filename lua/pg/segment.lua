@@ -314,9 +314,12 @@ function Segment:edit(f)
   self:ready()
 end
 
---- segment:abandon(): nobody waits for what is under way, the next gradients are the first of a step, and values that
--- come and go are gone.
+--- segment:abandon(): what was under way, in a group that has been reformed since, is forgotten; the next gradients are
+-- the first of a step, and values that come and go are gone.
 function Segment:abandon()
+  local function let_go(work) if work then pcall(work.wait, work) end end -- it was cancelled: no wait, and an error
+  let_go(self.flight and self.flight.work)
+  let_go(self.gather)
   self.flight, self.gather = nil, nil
   self.held, self.loose = 0, 0
   if self.level >= 2 and self.grad_here then self:drop_grad() end

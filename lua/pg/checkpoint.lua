@@ -12,10 +12,14 @@ local json = require "pg.json"
 local mesh = require "pg.mesh"
 local shards = require "pg.shards"
 local zero = require "pg.parallel.zero"
+local Tensor = require "pg.tensor"
 local C = c.C
 
 local checkpoint = {}
 local VERSION = 2 -- from 2 on a manifest tells its own hash
+-- Bytes a second that files of checkpoints are written or read with at least, on a shared disk on a bad day: for so
+-- long ranks that are through wait for those that are not.  (Hashing alone does 10e9.)
+checkpoint.slowest = 50e6
 local BLANK = ("0"):rep(16) -- stands for it while it is taken
 local MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
 local FILES = { MODEL, OPTIMIZER }
@@ -125,6 +129,18 @@ local function read_whole(folder)
   return m
 end
 
+--- checkpoint.reading(run folder) -> seconds that it may take to find its newest valid checkpoint and to load it.
+function checkpoint.reading(folder)
+  local bytes = 0
+  for _, path in ipairs(checkpoint.list(folder)) do
+    for _, name in ipairs(FILES) do
+      local file = path .. "/" .. name
+      bytes = bytes + (fs.exists(file) and fs.size(file) or 0)
+    end
+  end
+  return bytes / checkpoint.slowest
+end
+
 --- checkpoint.newest(run folder, tell) -> folder, manifest of the newest valid checkpoint; each broken one, even by
 -- a bit, is told by tell(text) and passed over.  Raises where none is valid.  Cost: reads what it returns once.
 function checkpoint.newest(folder, tell)
@@ -207,9 +223,14 @@ local function on_first(f, ...)
   if mesh.rank() == 0 then return f(...) end
 end
 
---- checkpoint.save(run folder, optim, manifest, keep) -> the checkpoint's folder.  All ranks call it.  Raises on
--- all, with nothing changed, where it fails on one; older ones beyond `keep` go only after the new one stands.
-function checkpoint.save(folder, optim, manifest, keep)
+-- Bytes of the parts that this rank writes.
+local function bytes_of(parts)
+  local bytes = 0
+  for _, part in ipairs(parts) do bytes = bytes + part.count * tonumber(C.pg_dtype_size(Tensor.codes[part.dtype])) end
+  return bytes
+end
+
+local function save(folder, optim, manifest, keep)
   local place = folder .. "/checkpoints"
   local aside = ("%s/.tmp-%s"):format(place, name_of(manifest.step))
   local target = place .. "/" .. name_of(manifest.step)
@@ -226,6 +247,15 @@ function checkpoint.save(folder, optim, manifest, keep)
   end
   agree.together(on_first, prune, folder, keep)
   return target
+end
+
+--- checkpoint.save(run folder, optim, manifest, keep) -> the checkpoint's folder.  All ranks call it.  Raises on
+-- all, with nothing changed, where it fails on one; older ones beyond `keep` go only after the new one stands.
+function checkpoint.save(folder, optim, manifest, keep)
+  local _, model = weights(optim.segments)
+  local _, moved = moments(optim)
+  local bytes = mesh.world:sum_numbers({ bytes_of(model) + bytes_of(moved) })[1]
+  return mesh.patient(bytes / checkpoint.slowest, save, folder, optim, manifest, keep)
 end
 
 -- ---- going on ----

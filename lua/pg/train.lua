@@ -62,12 +62,20 @@ end
 
 -- Where the run is kept, and what it goes on from; the ranks hear it from rank 0.
 function Trainer:open_run()
+  local source -- the run that it goes on from
+  local seconds = tonumber(agree.text(function()
+    source = self.info.resume and run.find(self.info)
+    return tostring(source and checkpoint.reading(source) or 0)
+  end))
+  mesh.patient(seconds, self.open_folder, self, source)
+end
+
+function Trainer:open_folder(source)
   local info, state = self.info, self.state
   local resumed
   local told = agree.text(function()
-    local from, m, source
-    if info.resume then
-      source = run.find(info)
+    local from, m
+    if source then
       from, m = checkpoint.newest(source, function(text) log.text("%s", text) end)
       checkpoint.fits(m, self.settings, self.set.train)
     end

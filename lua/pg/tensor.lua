@@ -347,10 +347,7 @@ end
 --- tostring(t) -> shape, dtype and a readable excerpt: at most 6 rows of 8 numbers.
 function Tensor:__tostring()
   if not self.raw then return ("tensor %s (dead)"):format(self:describe()) end
-  if C.pg_shape_only(0) ~= 0 then
-    C.pg_shape_only(1)
-    return ("tensor %s (shape only)"):format(self:describe())
-  end
+  if c.shapes_only() then return ("tensor %s (shape only)"):format(self:describe()) end
   if #self.shape == 0 then return ("tensor %s %.9g"):format(self:describe(), self:item()) end
   local width = self.shape[#self.shape]
   local rows = width > 0 and self.count / width or 0

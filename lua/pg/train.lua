@@ -115,6 +115,10 @@ function Trainer:header()
            ranks == 1 and "" or "s", log.count(self.plan.parameters), r.precision)
   log.text("%s tokens a step: %d sequences x %d, a rank takes %d micro-batch%s of %d", log.count(batch * context),
            batch, context, each, each == 1 and "" or "es", r.micro)
+  if r.data.random then
+    log.text("tokens: drawn at random, for timing; --data.tokens=GLOB trains on files of pgrun tokenize, "
+             .. "--data.text=FILE on a text")
+  end
   for _, line in ipairs(layout.lines(self.plan, r.layout, self.optim.segments, each)) do log.text("%s", line) end
   log.text("run: %s", self.state.run)
 end

@@ -135,6 +135,26 @@ static int waits_at(lua_State *L) {
     return 0;
 }
 
+/* keep_locals(): the caller's locals become globals, but where there is such a one. */
+static int keep_locals(lua_State *L) {
+    lua_Debug d;
+    const char *name;
+    if (!lua_getstack(L, 1, &d)) return 0;
+    lua_newtable(L); /* of several of one name the last is meant */
+    for (int i = 1; (name = lua_getlocal(L, &d, i)); i++) lua_setfield(L, -2, name);
+    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
+        lua_pushvalue(L, -2);
+        lua_rawget(L, LUA_GLOBALSINDEX);
+        int taken = !lua_isnil(L, -1) || *lua_tostring(L, -3) == '('; /* one of Lua's own */
+        lua_pop(L, 1);
+        if (taken) continue;
+        lua_pushvalue(L, -2);
+        lua_pushvalue(L, -2);
+        lua_rawset(L, LUA_GLOBALSINDEX);
+    }
+    return 0;
+}
+
 static void add_name(const char *path, void *context) {
     lua_State *L = context;
     lua_pushstring(L, path);
@@ -182,6 +202,7 @@ static int open_host(lua_State *L) {
                                          {"interrupted", interrupted},
                                          {"when_interrupted", when_interrupted},
                                          {"option_words", option_words},
+                                         {"keep_locals", keep_locals},
                                          {"signal_heard", signal_heard},
                                          {"source", source},
                                          {"list", list},

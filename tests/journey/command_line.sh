@@ -1,18 +1,6 @@
 # Mistakes on the command line and in a script: the exit code, and a message a person can act on.
 set -u
-cd "$SCRATCH"
-failed=0
-# expect CODE PART ARGUMENTS...: pgrun ends with CODE and says PART
-expect() {
-    code=$1 part=$2
-    shift 2
-    said=$("$PGRUN" "$@" 2>&1 </dev/null)
-    got=$?
-    if [ "$got" != "$code" ] || ! printf '%s' "$said" | grep -qF -- "$part"; then
-        echo "pgrun $*: exit code $got (not $code), said: $said   (without: $part)"
-        failed=1
-    fi
-}
+. tests/journey.sh
 printf 'local x = 1\nlocal y = = 2\n' >broken.lua
 printf 'local function f()\n  error "boom"\nend\nf()\n' >boom.lua
 printf 'return 7\n' >seven.lua

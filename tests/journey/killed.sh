@@ -2,9 +2,8 @@
 # ranks, across the end of an epoch, with accumulation, dropout and momentum.
 # limit: 240
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 13 ]; do echo "the quick brown fox number $i jumps over it"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 13 it
 cat > train.lua <<'LUA'
 local kind, at, signal = os.getenv "KIND", tonumber(os.getenv "AT"), os.getenv "SIGNAL"
 local shape = { blocks = 1, width = 16, heads = 2, vocab = 259, context = 16 }

@@ -2,10 +2,8 @@
 # A training over stages, ranks of tp and dp as a person meets it: the plan, the same numbers, text; a stop that
 # saves and goes on in another layout; mistakes refused at once, before anything is built.
 set -u
-cd "$SCRATCH"
-failed=0
-i=0
-while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done >text.txt
+. tests/journey.sh
+text 400
 small="--model.width=32 --data.text=text.txt --data.batch=8 --micro=2"
 
 says() {
@@ -35,6 +33,7 @@ for key in loss val_loss; do
 done
 
 # ---- stopped, saved, gone on with in another layout ----
+: >said # the run before has a step 3, too
 "$PGRUN" -n 4 models/tiny.lua $small --steps=100000 --run=stopped --layout.pp=2 --layout.tp=2 --log.every=1 >said 2>&1 &
 pid=$!
 n=0

@@ -1,8 +1,6 @@
 # The prompt: lines from a pipe, Ctrl-C in a running line and on a terminal, history, completion.
 set -u
-cd "$SCRATCH"
-failed=0
-complain() { echo "$*"; failed=1; }
+. tests/journey.sh
 said=$(printf '1 + 1\n= "a", {1, x = 2}\nfor i = 1, 2 do\nprint("i", i)\nend\nk = 5\nk\n' | "$PGRUN" 2>&1) ||
     complain "exit code $? from a pipe where all went well"
 [ "$said" = "$(printf '2\na\t{1, x = 2}\ni\t1\ni\t2\n5')" ] || complain "from a pipe: $said"

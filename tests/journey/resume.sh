@@ -1,8 +1,7 @@
 # A training that is stopped by SIGTERM saves and goes on where it was, with the same numbers.
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 400
 cat > slow.lua <<'LUA'
 -- Waits before a step so that a signal can come between.
 local waiting = os.getenv "WAIT_AT"

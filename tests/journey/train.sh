@@ -1,8 +1,7 @@
 # A first training as a person sees it: lines, files, text of the model's own; and what a mistake says.
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 400
 small="--model.blocks=1 --model.width=32 --data.text=text.txt --data.batch=8"
 
 "$PGRUN" models/tiny.lua $small --steps=12 --run=first | tee out

@@ -89,7 +89,8 @@ int64_t pg_tensor_count(const pg_tensor *t);
 int pg_tensor_dtype(const pg_tensor *t);
 int pg_tensor_handles(const pg_tensor *t); /* tensors that share this storage, itself included */
 /* Drop the block under a whole storage (its views become empty; touching one is an error that
- * carries `name`), and give it a new one.  ZeRO-3 and offload live on this. */
+ * carries `name`), and give it a new one.  ZeRO-3 and offload live on this.  PG_EINVAL while a
+ * collective works on it that nobody has waited for. */
 int pg_storage_drop(pg_tensor *t, const char *name);
 int pg_storage_fill(pg_tensor *t);
 

@@ -21,6 +21,11 @@
 #define TOLERANCE_GRADIENT 1e-2 /* of bf16 and f16; the values' and the others stand in check.h */
 #define GUARD              256  /* bytes before and after the numbers; keeps 16-byte alignment */
 #define TWINS_MOST         256  /* arrays of one test */
+#define LARGE              3000005 /* elements of a large case: all blocks of any card go round */
+
+/* Call the CPU twin in f64 on the hosts, the CUDA one in the dtype given on the devices. */
+#define cpu_do(name, ...)  ok(twins.cpu->name(__VA_ARGS__, PG_F64, NULL))
+#define cuda_do(name, ...) ok(twins.cuda->name(__VA_ARGS__, twins.stream))
 
 typedef struct {
     int64_t n;
@@ -66,6 +71,11 @@ static inline int64_t draw_size(int64_t most) {
     int64_t cap = draw_int(0, 1) && most > 64 ? 64 : most;
     int64_t n = at_most(draw_int(1, cap));
     return n > 8 && draw_int(0, 1) ? n / 8 * 8 : n;
+}
+/* Elements of case i: 0 is large, 1 has one; each third starts off its 16-byte boundary. */
+__attribute__((unused)) static int64_t case_size(int i) {
+    twins.shift = i % 3 == 2 ? 1 : 0;
+    return i == 0 ? at_most(LARGE) : i == 1 ? 1 : draw_size(5000);
 }
 
 /* ---- opening ---- */
@@ -186,6 +196,14 @@ __attribute__((unused)) static twin_array input_of(const double *from, int64_t n
     double *host = twin_doubles(n);
     if (n) memcpy(host, from, (size_t)n * sizeof *host);
     return twin_new(host, n, dtype, 0);
+}
+/* The same on its 16-byte boundary in any case: what no kernel takes from elsewhere. */
+__attribute__((unused)) static twin_array aligned_of(const double *from, int64_t n, int dtype) {
+    int shift = twins.shift;
+    twins.shift = 0;
+    twin_array a = input_of(from, n, dtype);
+    twins.shift = shift;
+    return a;
 }
 __attribute__((unused)) static twin_array output(int64_t n, int dtype, int add) {
     return add ? input(n, dtype) : twin_new(twin_doubles(n), n, dtype, 1);

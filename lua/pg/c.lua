@@ -130,6 +130,13 @@ function c.nearest(word, words)
   return best
 end
 
+--- c.shapes_only() -> true while tensors are made with shapes and no numbers.
+function c.shapes_only()
+  local on = C.pg_shape_only(0) -- it tells by being set
+  C.pg_shape_only(on)
+  return on ~= 0
+end
+
 --- c.keys(t, known, what): refuse a key of t that is not in the list `known`.
 function c.keys(t, known, what)
   if type(t) ~= "table" then c.fail("%s wants a table of settings, got %s", what, type(t)) end

@@ -2,8 +2,8 @@
 -- runs/NAME/checkpoints/step-00000300/ holds model.safetensors (Hugging Face's names, f32), optimizer.safetensors
 -- (exp_avg.NAME, ..., in the moments' dtype) and manifest.json (what is not a tensor).  Tensors are those of the
 -- whole model, whatever the ranks hold of them: shards.lua writes and reads them together.  All is written in a
--- folder aside, each file fsynced, the manifest, which holds the files' sizes and hashes, last; then the folder is
--- renamed.  A folder without a manifest that parses and files that are as it says and open is no checkpoint.
+-- folder aside, each file fsynced, the manifest, which holds the files' sizes and hashes and its own, last; then the
+-- folder is renamed.  A folder without a manifest that parses and files that are as it says and open is no checkpoint.
 local c = require "pg.c"
 local agree = require "pg.agree"
 local fragments = require "pg.fragments"
@@ -12,10 +12,15 @@ local json = require "pg.json"
 local mesh = require "pg.mesh"
 local shards = require "pg.shards"
 local zero = require "pg.parallel.zero"
+local Tensor = require "pg.tensor"
 local C = c.C
 
 local checkpoint = {}
-local VERSION = 1
+local VERSION = 2 -- from 2 on a manifest tells its own hash
+-- Bytes a second that files of checkpoints are written or read with at least, on a shared disk on a bad day: for so
+-- long ranks that are through wait for those that are not.  (Hashing alone does 10e9.)
+checkpoint.slowest = 50e6
+local BLANK = ("0"):rep(16) -- stands for it while it is taken
 local MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
 local FILES = { MODEL, OPTIMIZER }
 
@@ -42,13 +47,34 @@ end
 
 local whole = { "step", "position", "tokens", "epoch" }
 
+-- Text of a manifest with this hash in it, and what stood there.
+local function with_hash(text, hash)
+  local was
+  text = text:gsub('("manifest_xxh64"%s*:%s*")([^"]*)', function(key, value)
+    was = value
+    return key .. hash
+  end, 1)
+  return text, was
+end
+
+local function compare_own(path, text, version)
+  local blank, told = with_hash(text, BLANK)
+  if not told and version < 2 then return end
+  if not told then c.fail("%s does not tell its own hash", path) end
+  local hash = bit.tohex(c.hash(blank))
+  if hash ~= told then c.fail("%s has hash %s, it says %s: it was changed since it was written", path, hash, told) end
+end
+
 -- The manifest of a folder.  Keys that this version does not know are left alone.
 local function manifest_of(folder)
-  local m = json.read(folder .. "/" .. MANIFEST)
+  local path = folder .. "/" .. MANIFEST
+  local text = fs.read(path)
+  local m = json.decode(text, path)
   if type(m) ~= "table" or type(m.version) ~= "number" then c.fail("%s/%s is no manifest", folder, MANIFEST) end
   if m.version > VERSION then
     c.fail("%s: its format is version %d, this pgrun reads up to %d; take a newer pgrun", folder, m.version, VERSION)
   end
+  compare_own(path, text, m.version)
   for _, key in ipairs(whole) do
     local value = m[key]
     if type(value) ~= "number" or value < 0 or value ~= math.floor(value) then
@@ -101,6 +127,18 @@ local function read_whole(folder)
   compare(folder, m)
   open_files(folder)
   return m
+end
+
+--- checkpoint.reading(run folder) -> seconds that it may take to find its newest valid checkpoint and to load it.
+function checkpoint.reading(folder)
+  local bytes = 0
+  for _, path in ipairs(checkpoint.list(folder)) do
+    for _, name in ipairs(FILES) do
+      local file = path .. "/" .. name
+      bytes = bytes + (fs.exists(file) and fs.size(file) or 0)
+    end
+  end
+  return bytes / checkpoint.slowest
 end
 
 --- checkpoint.newest(run folder, tell) -> folder, manifest of the newest valid checkpoint; each broken one, even by
@@ -173,8 +211,9 @@ end
 
 -- On rank 0, when the tensors of all ranks are on disk: the manifest, and the folder in its place.
 local function finish(aside, target, manifest)
-  manifest.files = describe(aside)
-  json.write(aside .. "/" .. MANIFEST, manifest, { indent = 2, replace = true })
+  manifest.files, manifest.manifest_xxh64 = describe(aside), BLANK
+  local text = json.encode(manifest, { indent = 2, replace = true }) .. "\n"
+  fs.write(aside .. "/" .. MANIFEST, (with_hash(text, bit.tohex(c.hash(text)))))
   fs.sync(aside)
   if fs.exists(target) then fs.remove(target) end -- a broken one: resuming starts from the newest valid
   fs.rename(aside, target)
@@ -184,9 +223,14 @@ local function on_first(f, ...)
   if mesh.rank() == 0 then return f(...) end
 end
 
---- checkpoint.save(run folder, optim, manifest, keep) -> the checkpoint's folder.  All ranks call it.  Raises on
--- all, with nothing changed, where it fails on one; older ones beyond `keep` go only after the new one stands.
-function checkpoint.save(folder, optim, manifest, keep)
+-- Bytes of the parts that this rank writes.
+local function bytes_of(parts)
+  local bytes = 0
+  for _, part in ipairs(parts) do bytes = bytes + part.count * tonumber(C.pg_dtype_size(Tensor.codes[part.dtype])) end
+  return bytes
+end
+
+local function save(folder, optim, manifest, keep)
   local place = folder .. "/checkpoints"
   local aside = ("%s/.tmp-%s"):format(place, name_of(manifest.step))
   local target = place .. "/" .. name_of(manifest.step)
@@ -203,6 +247,15 @@ function checkpoint.save(folder, optim, manifest, keep)
   end
   agree.together(on_first, prune, folder, keep)
   return target
+end
+
+--- checkpoint.save(run folder, optim, manifest, keep) -> the checkpoint's folder.  All ranks call it.  Raises on
+-- all, with nothing changed, where it fails on one; older ones beyond `keep` go only after the new one stands.
+function checkpoint.save(folder, optim, manifest, keep)
+  local _, model = weights(optim.segments)
+  local _, moved = moments(optim)
+  local bytes = mesh.world:sum_numbers({ bytes_of(model) + bytes_of(moved) })[1]
+  return mesh.patient(bytes / checkpoint.slowest, save, folder, optim, manifest, keep)
 end
 
 -- ---- going on ----

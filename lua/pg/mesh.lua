@@ -7,8 +7,8 @@ local C, ffi = c.C, c.ffi
 
 -- What of a layout is not an axis: zero (stage 0 to 3), sequence (norms and dropout of tensor parallel ranks on
 -- rows of their own), tp_chunks (pieces in which those rows travel while products run; nil: as the device likes).
--- waited: seconds that this process has waited for others so far.
-local mesh = { layout = { zero = 0, sequence = false }, waited = 0 }
+-- waited: seconds that this process has waited for others so far.  limit: seconds that it waits in one collective.
+local mesh = { layout = { zero = 0, sequence = false }, waited = 0, limit = tonumber(os.getenv "PGRUN_TIMEOUT") or 600 }
 local names = { "pp", "dp", "tp" }
 local Axis = {}
 Axis.__index = Axis
@@ -91,6 +91,18 @@ function mesh.build(layout)
   return mesh
 end
 
+--- mesh.patient(seconds, f, ...) -> what f returns; in it ranks wait that much longer for one another.  For what takes
+-- a rank long although all is well.  All ranks call it.
+local function patient_no_more(ok, ...)
+  C.pg_comm_timeout(mesh.limit)
+  if not ok then error((...), 0) end
+  return ...
+end
+function mesh.patient(seconds, f, ...)
+  C.pg_comm_timeout(mesh.limit + seconds)
+  return patient_no_more(pcall(f, ...))
+end
+
 --- axis:group(members, name) -> an axis of those of its ranks that `members` lists (0-based, this one among
 -- them); the same order on all.  All of them call it.
 function Axis:group(members, name)
@@ -131,29 +143,40 @@ local function waiting(call, ...)
   mesh.waited = mesh.waited + C.pg_time() - before
 end
 
+-- A collective writes into t: a parameter, or a view of one, has to know of it (segment:put), before and after.
+local function ready(t) if t and t.lies_in then t.lies_in:ready() end end
+local function noted(t) if t and t.lies_in then t.lies_in:noted(t) end end
+
 --- work:wait(): until the collective is done; raises what went wrong.
 function Work:wait()
   if self.raw then
-    local raw = ffi.gc(self.raw, nil)
-    self.raw, self.axis = nil, nil
+    local raw, into = ffi.gc(self.raw, nil), self.into
+    self.raw, self.axis, self.into = nil, nil, nil
     waiting(C.pg_work_wait, raw)
+    noted(into)
   end
 end
 
 --- work:done() -> true when waiting would not wait.
 function Work:done() return not self.raw or c.check(C.pg_work_done(self.raw)) == 1 end
 
-local function issue(axis, async, call, ...)
+local function issue(axis, async, into, call, ...)
   if axis.size == 1 then return no_work end
   host.waits_at() -- for the reports of the launcher and of time limits
+  ready(into)
   if not async then
     waiting(call, ...)
+    noted(into)
     return no_work
   end
   slot[0] = nil
   c.check(call(...))
-  if slot[0] == nil then return no_work end
-  return setmetatable({ raw = ffi.gc(slot[0], C.pg_work_drop), axis = axis }, Work) -- the group must outlive it
+  if slot[0] == nil then
+    noted(into)
+    return no_work
+  end
+  -- the group must outlive it
+  return setmetatable({ raw = ffi.gc(slot[0], C.pg_work_drop), axis = axis, into = into }, Work)
 end
 
 local function handle(async) return async and slot or nil end
@@ -161,33 +184,34 @@ local function handle(async) return async and slot or nil end
 --- axis:all_reduce(t, op, async) -> work.  t in place; op "sum" (default), "max", "min".
 function Axis:all_reduce(t, op, async)
   local code = ops[op or "sum"] or c.fail("all_reduce: op %s is unknown (sum, max, min)", tostring(op))
-  return issue(self, async, C.pg_allreduce, self.comm, t:alive().raw, code, handle(async))
+  return issue(self, async, t, C.pg_allreduce, self.comm, t:alive().raw, code, handle(async))
 end
 
 --- axis:all_gather(out, part, async): out holds size parts, in rank order.
 function Axis:all_gather(out, part, async)
   if self.size == 1 then out:copy_from(part) return no_work end
-  return issue(self, async, C.pg_allgather, self.comm, out:alive().raw, part:alive().raw, handle(async))
+  return issue(self, async, out, C.pg_allgather, self.comm, out:alive().raw, part:alive().raw, handle(async))
 end
 
 --- axis:reduce_scatter(part, whole, op, async): rank r gets the r-th part of the sum.
 function Axis:reduce_scatter(part, whole, op, async)
   if self.size == 1 then part:copy_from(whole) return no_work end
   local code = ops[op or "sum"] or c.fail("reduce_scatter: op %s is unknown (sum, max, min)", tostring(op))
-  return issue(self, async, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, code, handle(async))
+  return issue(self, async, part, C.pg_reducescatter, self.comm, part:alive().raw, whole:alive().raw, code,
+               handle(async))
 end
 
 --- axis:broadcast(t, root, async): t of rank `root` (0) to all.
 function Axis:broadcast(t, root, async)
-  return issue(self, async, C.pg_broadcast, self.comm, t:alive().raw, root or 0, handle(async))
+  return issue(self, async, t, C.pg_broadcast, self.comm, t:alive().raw, root or 0, handle(async))
 end
 
 --- axis:send(t, peer, async), axis:recv(t, peer, async): between two ranks of the axis.
 function Axis:send(t, peer, async)
-  return issue(self, async, C.pg_send, self.comm, t:alive().raw, peer, handle(async))
+  return issue(self, async, nil, C.pg_send, self.comm, t:alive().raw, peer, handle(async))
 end
 function Axis:recv(t, peer, async)
-  return issue(self, async, C.pg_recv, self.comm, t:alive().raw, peer, handle(async))
+  return issue(self, async, t, C.pg_recv, self.comm, t:alive().raw, peer, handle(async))
 end
 
 --- axis:barrier(): no rank passes before all have come.

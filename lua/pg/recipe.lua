@@ -87,16 +87,27 @@ local show = describe.show
 
 -- ---- the command line ----
 
+-- Word i of a command line sets no field: what to type instead.
+local function misread(args, i)
+  local word, follows, words = args[i], args[i + 1], host.option_words(args[i])
+  if words > 0 then
+    local option = words == 2 and follows and word .. " " .. follows or word
+    agree.fail(("%s: an option of pgrun stands before the file: pgrun %s %s"):format(option, option, host.script))
+  end
+  if args[i - 1] == "--resume" then word, follows = args[i - 1], word end
+  if word:find "^%-%-[%w_.]+$" and follows and not follows:find "^%-%-" then
+    agree.fail(("%s %s: a field and its value are one word: %s=%s"):format(word, follows, word, follows))
+  end
+  agree.fail(("%s: fields are set as --optim.clip=1, and a run as --run=NAME, --resume or --resume=RUN"):format(word))
+end
+
 --- recipe.arguments(args) -> overrides { { path, text, option } }, options { run =, resume = }.
 function recipe.arguments(args)
   local overrides, options = {}, {}
-  for _, option in ipairs(args or {}) do
+  for i, option in ipairs(args or {}) do
     local name, text = option:match "^%-%-([%w_.]+)=(.*)$"
     if not name and option == "--resume" then name, text = "resume", "" end
-    if not name or ("." .. name .. "."):find("..", 1, true) then
-      agree.fail(("%s: fields are set as --optim.clip=1, and a run as --run=NAME, --resume or --resume=RUN%s")
-                 :format(option, option == "-n" and "; -n goes before the recipe's file" or ""))
-    end
+    if not name or ("." .. name .. "."):find("..", 1, true) or host.option_words(option) > 0 then misread(args, i) end
     if RESERVED[name] then
       if name == "run" and text == "" then agree.fail "--run=: a name is missing, such as --run=first" end
       options[name] = text

@@ -104,6 +104,7 @@ function Segment.new(name, list, dtype, o)
   s.own_value = own(s, s.value)
   for _, p in ipairs(order) do
     p.dtype, p.grad_dtype, p.segment = dtype, s.grad_dtype, s
+    p.lies_in = (masters[dtype] or s.level > 0) and s or nil
     attach(p, s.value)
   end
   set_numbers(s, o)
@@ -164,6 +165,39 @@ function Segment:write_numbers(t)
   self:ready()
   if not self.master then return self.own_value:copy_from(t) end
   c.check(C.pg_master_split(self.own_value.raw, self.master.raw, t:alive().raw))
+end
+
+-- Numbers of t, which lie in the whole from element `at` on, into a buffer of this rank's window.
+local function into_window(s, flat, t, at)
+  local from, to = math.max(at, s.first), math.min(at + t.count, s.first + s.size)
+  if from >= to then return end
+  local n = to - from
+  local here, there = t:view({ n }, from - at), flat:view({ n }, from - s.first)
+  c.check(C.pg_copy(there.raw, here.raw))
+  here:release()
+  there:release()
+end
+
+--- segment:put(t, x): the numbers of x into t, which lies in the values from element t.offset on: a parameter, a view
+-- of one.  Masters follow, and keep what the values lack of f32 numbers.  Every rank of dp calls it with the same x.
+function Segment:put(t, x)
+  self:ready() -- or what is under way would go over it
+  c.check(C.pg_copy(t.raw, x.raw))
+  if self.master then
+    local wide, master = x.dtype == "f32" and x or x:to "f32", Tensor.empty(t.shape, self.master.dtype)
+    c.check(C.pg_master_split(t.raw, master.raw, wide.raw))
+    into_window(self, self.master, master, t.offset)
+    master:release()
+    if wide ~= x then wide:release() end
+  end
+  if self.level == 3 and not self.stays then into_window(self, self.own_value, t, t.offset) end
+end
+
+--- segment:noted(t): t, which lies in the values, has been written to otherwise, after segment:ready().
+function Segment:noted(t)
+  local x = t:clone()
+  self:put(t, x)
+  x:release()
 end
 
 -- ---- buffers that come and go ----
@@ -281,9 +315,12 @@ function Segment:edit(f)
   self:ready()
 end
 
---- segment:abandon(): nobody waits for what is under way, the next gradients are the first of a step, and values that
--- come and go are gone.
+--- segment:abandon(): what was under way, in a group that has been reformed since, is forgotten; the next gradients are
+-- the first of a step, and values that come and go are gone.
 function Segment:abandon()
+  local function let_go(work) if work then pcall(work.wait, work) end end -- it was cancelled: no wait, and an error
+  let_go(self.flight and self.flight.work)
+  let_go(self.gather)
   self.flight, self.gather = nil, nil
   self.held, self.loose = 0, 0
   if self.level >= 2 and self.grad_here then self:drop_grad() end

@@ -1,5 +1,7 @@
 -- tensor.lua: a tensor as Lua sees it: a plain table around a C handle, contiguous, without strides.
 --   t.shape {32,128}, t.dtype "f32", t.count; t.requires_grad and t.grad for leaves
+--   t.lies_in, t.offset   of a parameter and its views, where more than t is to be kept of what is written into it
+--                         (segment:put): the segment whose values it is part of, and from which element on
 -- Operations live in ops/ and are added to Tensor as methods by lua/pg/init.lua.  Lifetimes: scope.lua.
 local c = require "pg.c"
 local scope = require "pg.scope"
@@ -105,7 +107,9 @@ function Tensor.view(t, shape, first)
   shape = complete(t, shape, first)
   local n, count = fill_dims(shape)
   c.check(C.pg_tensor_view(slot, t.raw, first, n, dims))
-  return wrap(slot[0], shape, t.dtype, count)
+  local v = wrap(slot[0], shape, t.dtype, count)
+  if t.lies_in then v.lies_in, v.offset = t.lies_in, t.offset + first end
+  return v
 end
 
 --- t:alive() -> t.  Raises where the tensor's numbers are gone.
@@ -210,7 +214,10 @@ function Tensor:write(buffer, n)
     c.fail("write: %s wants a C array of %d bytes; pg.tensor makes a tensor of a table", self:describe(),
            (n or self.count) * sizes[self.dtype])
   end
+  local s = self.lies_in
+  if s then s:ready() end
   c.check(C.pg_tensor_write(self:alive().raw, 0, buffer, (n or self.count) * sizes[self.dtype]))
+  if s then s:noted(self) end
   return self
 end
 
@@ -289,14 +296,23 @@ function Tensor:fill(value)
   elseif type(value) ~= "number" then
     c.fail("fill: value is a %s, not a number", type(value))
   end
-  c.check(C.pg_fill(self:alive().raw, value))
+  self:alive()
+  if self.lies_in then
+    local x = Tensor.full(self.shape, value, self.dtype == "f64" and "f64" or "f32")
+    self:copy_from(x)
+    x:release()
+  else
+    c.check(C.pg_fill(self.raw, value))
+  end
   return self
 end
 
 --- t:copy_from(x) -> t.  The same count; casts.
 function Tensor:copy_from(x)
   if type(x) ~= "table" or not x.is_tensor then c.fail("copy_from: a tensor is wanted, got %s", type(x)) end
-  c.check(C.pg_copy(self:alive().raw, x:alive().raw))
+  self:alive()
+  x:alive()
+  if self.lies_in then self.lies_in:put(self, x) else c.check(C.pg_copy(self.raw, x.raw)) end
   return self
 end
 
@@ -331,10 +347,7 @@ end
 --- tostring(t) -> shape, dtype and a readable excerpt: at most 6 rows of 8 numbers.
 function Tensor:__tostring()
   if not self.raw then return ("tensor %s (dead)"):format(self:describe()) end
-  if C.pg_shape_only(0) ~= 0 then
-    C.pg_shape_only(1)
-    return ("tensor %s (shape only)"):format(self:describe())
-  end
+  if c.shapes_only() then return ("tensor %s (shape only)"):format(self:describe()) end
   if #self.shape == 0 then return ("tensor %s %.9g"):format(self:describe(), self:item()) end
   local width = self.shape[#self.shape]
   local rows = width > 0 and self.count / width or 0

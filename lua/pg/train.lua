@@ -63,12 +63,20 @@ end
 
 -- Where the run is kept, and what it goes on from; the ranks hear it from rank 0.
 function Trainer:open_run()
+  local source -- the run that it goes on from
+  local seconds = tonumber(agree.text(function()
+    source = self.info.resume and run.find(self.info)
+    return tostring(source and checkpoint.reading(source) or 0)
+  end))
+  mesh.patient(seconds, self.open_folder, self, source)
+end
+
+function Trainer:open_folder(source)
   local info, state = self.info, self.state
   local resumed
   local told = agree.text(function()
-    local from, m, source
-    if info.resume then
-      source = run.find(info)
+    local from, m
+    if source then
       from, m = checkpoint.newest(source, function(text) log.text("%s", text) end)
       checkpoint.fits(m, self.settings, self.set.train)
     end
@@ -96,6 +104,7 @@ function Trainer:resume(folder)
   choices.take(m.gemm_choices)
   state.step, state.tokens, state.position, state.epoch = m.step, m.tokens, m.position, m.epoch
   self.loader:seek(m.position)
+  self.kept = { step = m.step, run = folder:match "^(.*)/checkpoints/" }
   log.text("resumed from %s: step %d, %s tokens behind it", folder, m.step, log.count(m.tokens))
 end
 
@@ -107,6 +116,10 @@ function Trainer:header()
            ranks == 1 and "" or "s", log.count(self.plan.parameters), r.precision)
   log.text("%s tokens a step: %d sequences x %d, a rank takes %d micro-batch%s of %d", log.count(batch * context),
            batch, context, each, each == 1 and "" or "es", r.micro)
+  if r.data.random then
+    log.text("tokens: drawn at random, for timing; --data.tokens=GLOB trains on files of pgrun tokenize, "
+             .. "--data.text=FILE on a text")
+  end
   for _, line in ipairs(layout.lines(self.plan, r.layout, self.optim.segments, each)) do log.text("%s", line) end
   log.text("run: %s", self.state.run)
 end
@@ -216,6 +229,7 @@ function Trainer:step()
   if made.bad then self:stop_nonfinite(made.share) end
   self.stopping = made.told[2] > 0 and (made.told[2] < CLOSED and SIGTERM or SIGPIPE)
   local norm, rate = self:update(made.rate)
+  self.made = state.step
   local seconds = C.pg_time() - before
   self.seconds_of_step = seconds
   local speed = made.valid / seconds
@@ -289,6 +303,7 @@ function Trainer:save()
   local ok, told = pcall(checkpoint.save, self.state.run, self.optim, self:manifest(), save.keep)
   self.unsaved = not ok
   if ok then
+    self.kept = { step = self.state.step, run = self.state.run }
     log.text("saved %s", told)
   elseif save.on_error == "stop" then
     agree.fail(told .. "; the checkpoints before it stand; save.on_error = \"go on\" would go on")
@@ -345,9 +360,36 @@ function Trainer:after(record)
   if not self.stopping and due(r.sample, state.step, last) then self:sample() end
 end
 
+-- How to go on, and what is lost of the steps that were made.
+function Trainer:outlook()
+  local made, kept = self.made, self.kept -- kept: { step, run } of the newest checkpoint
+  local lost = made - (kept and kept.step or 0)
+  local text = lost == 1 and ("step %d is lost"):format(made)
+    or ("steps %d to %d are lost"):format(made - lost + 1, made)
+  if kept then
+    return ("%s--resume=%s goes on from step %d"):format(lost > 0 and text .. "; " or "", kept.run, kept.step)
+  elseif lost == 0 then return "nothing was saved" end
+  return ("%s: nothing was saved; %s"):format(text, self.recipe.save and "pgrun stop saves first"
+                                                or "a recipe with save = {} is saved by pgrun stop")
+end
+
+local under_way = setmetatable({}, { __mode = "v" }) -- { trainer } while one runs
+
+-- What is said of Ctrl-C.
+local function interrupted()
+  local self = under_way[1]
+  if not self then return nil end
+  local state = self.state
+  log.live ""
+  return ("interrupted %s step %d of %d; %s"):format(state.step > self.made and "in" or "after", state.step,
+                                                     state.steps, self:outlook())
+end
+
 function Trainer:run()
   local state, start, tokens = self.state, C.pg_time(), self.state.tokens
-  self.first = state.step + 1
+  self.first, self.made = state.step + 1, state.step
+  under_way[1] = self
+  host.when_interrupted(interrupted)
   if self.first > state.steps then log.text("nothing left to do; --steps=%d would go on", state.steps + state.step) end
   while state.step < state.steps and not self.stopping do
     live.boundary(self)
@@ -355,8 +397,9 @@ function Trainer:run()
   end
   parts.record({ graphs = false }, self)
   live.close(self)
-  log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step,
-           state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start))
+  log.text("%s at step %d of %d: %s tokens in %s%s", self.stopping and "stopped, as asked," or "done", state.step,
+           state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start),
+           self.stopping and "; " .. self:outlook() or "")
 end
 
 --- train.run(settings, info) -> the exit code.  settings: what recipe.resolve returned; info: path, text,
@@ -369,6 +412,7 @@ function train.run(settings, info)
   t:run()
   if t.files then t.files:close() end
   host.claim_stop(false)
+  under_way[1] = nil
   if t.stopping then return 128 + t.stopping end -- not all of the work was done
   return (t.unsaved or t.files and t.files.told) and 1 or 0 -- or not all of it was kept
 end

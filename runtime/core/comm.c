@@ -105,18 +105,23 @@ void pg_comm_free(pg_comm *c) {
 
 /* ---- works ---- */
 static int hold(pg_tensor **held, const pg_tensor *t) {
-    return pg_tensor_view(held, (pg_tensor *)t, 0, 1, &t->count);
+    PG_TRY(pg_tensor_view(held, (pg_tensor *)t, 0, 1, &t->count));
+    t->storage->works++;
+    return PG_OK;
 }
 
 static void drop_work(pg_work *w) {
-    for (int i = 0; i < 2; i++) pg_tensor_free(w->held[i]);
+    for (int i = 0; i < 2 && w->held[i]; i++) {
+        w->held[i]->storage->works--;
+        pg_tensor_free(w->held[i]);
+    }
     free(w);
 }
 
 /* Finalizers run at any time, also between an error and the reading of its text; so the dropped are
- * only listed there, and freed when the next asynchronous call begins and finds them done: until then
- * their tensors' blocks are no one else's.  An error of theirs is told by the next call of the broken
- * group. */
+ * only listed there, and freed when the next asynchronous call or pg_storage_drop begins and finds
+ * them done: until then their tensors' blocks are no one else's.  An error of theirs is told by the
+ * next call of the broken group. */
 void pg_work_drop(pg_work *w) {
     if (!w) return;
     if (w->ticket && w->ops->drop) w->ops->drop(w->ticket);
@@ -124,7 +129,7 @@ void pg_work_drop(pg_work *w) {
     world.dropped = w;
 }
 
-static void free_dropped(void) {
+void pg_works_sweep(void) {
     for (pg_work **at = &world.dropped; *at;) {
         pg_work *w = *at;
         if (pg_work_done(w) == 0) {
@@ -149,7 +154,7 @@ static int begin(pg_work **w, pg_work **work, const pg_comm *c, const char *op,
     PG_TRY(outside_graph(c, op));
     if (!work) return PG_OK;
     *work = NULL;
-    free_dropped();
+    pg_works_sweep();
     if (!(*w = calloc(1, sizeof **w))) return pg_fail(PG_ENOMEM, "%s: out of memory", op);
     int code = hold(&(*w)->held[0], out);
     if (code >= 0 && in) code = hold(&(*w)->held[1], in);

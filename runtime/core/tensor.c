@@ -199,7 +199,14 @@ int pg_storage_drop(pg_tensor *t, const char *name) {
     PG_TRY(pg_capture_bars("drop",
                            "it needs what it computes with where it lies; drop it afterwards"));
     pg_storage *s = t->storage;
-    s->dropped = strdup(name ? name : "a segment");
+    if (!name) name = "a segment";
+    pg_works_sweep();
+    if (s->works) /* its peers, or the device, would write into another tensor's numbers */
+        return pg_fail(PG_EINVAL,
+                       "drop: a collective works on %s, and nobody has waited for it; "
+                       "work:wait() comes before",
+                       name);
+    s->dropped = strdup(name);
     if (!s->dropped) return no_handle("drop");
     if (s->block) pg_pool_give(s->block, s->bytes, s->tag, s->arena);
     s->block = NULL;

@@ -16,6 +16,7 @@ typedef struct {
     int64_t bytes;
     int32_t handles; /* tensors that share it */
     int32_t owners;  /* those, and the graphs that hold it */
+    int32_t works;   /* collectives under way, of which somebody has a pg_work, that hold it */
     int32_t tag;
     int32_t has_data; /* 0: made under pg_shape_only or by the shape backend */
     int32_t exposed;  /* 1: pg_tensor_data gave its address away; ids are never known again */
@@ -49,5 +50,7 @@ pg_id_range pg_ids_range(const void *ids, int64_t n, int dtype);
 int pg_tensor_usable(const pg_tensor *t, const char *op);
 /* "[32,128] f32" into a small ring of per-thread buffers: safe for a few uses in one message. */
 const char *pg_shape_text(const pg_tensor *t);
+/* Works that nobody waits for are freed where they are done. */
+void pg_works_sweep(void);
 int pg_same_shape(const pg_tensor *a, const pg_tensor *b);
 #endif

@@ -43,6 +43,8 @@ int host_options_read(host_options *o, int argc, char **argv);
 /* argv without -n and its value, for the ranks that the launcher starts; NULL-ended, malloced. */
 char **host_options_for_rank(int argc, char **argv);
 int host_opens_prompt(const host_options *o);
+/* Words of the option that begins with this one: 2 where its value is the next; 0: no option. */
+int host_option_words(const char *text);
 void host_usage(void);
 int host_cores(void); /* that this process may use */
 

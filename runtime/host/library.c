@@ -45,6 +45,20 @@ static int interrupted(lua_State *L) {
     return 1;
 }
 
+/* option_words(word) -> how many words the option of pgrun is that begins with this one; 0: it is none. */
+static int option_words(lua_State *L) {
+    lua_pushinteger(L, host_option_words(luaL_checkstring(L, 1)));
+    return 1;
+}
+
+/* when_interrupted(f): f() -> what is said of Ctrl-C, in place of where it came; nil: nothing more. */
+static int when_interrupted(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    lua_setfield(L, LUA_REGISTRYINDEX, "pg.interrupted");
+    return 0;
+}
+
 /* signal_heard(seconds): a save after "interrupted" calls this first; C works again for so long. */
 static int signal_heard(lua_State *L) {
     double seconds = luaL_checknumber(L, 1);
@@ -121,6 +135,26 @@ static int waits_at(lua_State *L) {
     return 0;
 }
 
+/* keep_locals(): the caller's locals become globals, but where there is such a one. */
+static int keep_locals(lua_State *L) {
+    lua_Debug d;
+    const char *name;
+    if (!lua_getstack(L, 1, &d)) return 0;
+    lua_newtable(L); /* of several of one name the last is meant */
+    for (int i = 1; (name = lua_getlocal(L, &d, i)); i++) lua_setfield(L, -2, name);
+    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
+        lua_pushvalue(L, -2);
+        lua_rawget(L, LUA_GLOBALSINDEX);
+        int taken = !lua_isnil(L, -1) || *lua_tostring(L, -3) == '('; /* one of Lua's own */
+        lua_pop(L, 1);
+        if (taken) continue;
+        lua_pushvalue(L, -2);
+        lua_pushvalue(L, -2);
+        lua_rawset(L, LUA_GLOBALSINDEX);
+    }
+    return 0;
+}
+
 static void add_name(const char *path, void *context) {
     lua_State *L = context;
     lua_pushstring(L, path);
@@ -166,6 +200,9 @@ static int open_host(lua_State *L) {
     static const luaL_Reg functions[] = {{"stop_requested", stop_requested},
                                          {"claim_stop", claim_stop},
                                          {"interrupted", interrupted},
+                                         {"when_interrupted", when_interrupted},
+                                         {"option_words", option_words},
+                                         {"keep_locals", keep_locals},
                                          {"signal_heard", signal_heard},
                                          {"source", source},
                                          {"list", list},

@@ -152,6 +152,12 @@ static int option_of(const char *text, const char **value) {
     return -1;
 }
 
+int host_option_words(const char *text) {
+    const char *value;
+    int k = option_of(text, &value);
+    return k < 0 ? 0 : known[k].value && !value ? 2 : 1;
+}
+
 int host_opens_prompt(const host_options *o) {
     return o->interactive || (!o->script && !o->codes && !o->help && !o->version);
 }

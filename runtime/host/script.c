@@ -88,12 +88,22 @@ int host_call(lua_State *L, int nargs, int nresults) {
     return rc;
 }
 
+/* What a loop says of an interrupt takes the message's place on the stack. */
+static void ask_loop(lua_State *L) {
+    lua_getfield(L, LUA_REGISTRYINDEX, "pg.interrupted");
+    if (!lua_isnil(L, -1) && !lua_pcall(L, 0, 1, 0) && lua_isstring(L, -1)) lua_replace(L, -2);
+    else lua_pop(L, 1);
+}
+
 int host_show_error(lua_State *L) {
-    const char *message = lua_tostring(L, -1);
     int sign = host_signal_seen();
     pg_ranks who = host_ranks();
+    if (sign) {
+        host_signal_heard(5); /* what is left is to end */
+        ask_loop(L);
+    }
+    const char *message = lua_tostring(L, -1);
     if (!message) message = "an error without a message";
-    if (sign) host_signal_heard(5); /* what is left is to end */
     fflush(stdout);
     char first_line[1024];
     snprintf(first_line, sizeof first_line, "%.*s", (int)strcspn(message, "\n"), message);
@@ -282,10 +292,27 @@ static int run_recipe(lua_State *L, const host_options *o, const host_source *s)
     return code_of(L);
 }
 
+/* The script on the stack's top gives its place to one that hands its locals to the prompt at its end
+ * (library.c), where the prompt comes next; one that returns at its end cannot. */
+static void show_locals(lua_State *L, const host_source *s) {
+    static const char end[] = "\nrequire('pg.host').keep_locals()";
+    host_source longer = *s;
+    longer.bytes = s->bytes + sizeof end - 1;
+    if (!(longer.text = malloc(longer.bytes + 1))) return;
+    memcpy(longer.text, s->text, s->bytes);
+    memcpy(longer.text + s->bytes, end, sizeof end);
+    lua_pushcfunction(L, load_protected);
+    lua_pushlightuserdata(L, &longer);
+    if (lua_pcall(L, 1, 1, 0)) lua_pop(L, 1);
+    else lua_replace(L, -2);
+    free(longer.text);
+}
+
 static int run_source(lua_State *L, const host_options *o, const host_source *s, int verb) {
     lua_pushcfunction(L, load_protected);
     lua_pushlightuserdata(L, (void *)s);
     if (lua_pcall(L, 1, 1, 0)) return host_show_error(L); /* the message has file and line */
+    if (!verb && host_opens_prompt(o)) show_locals(L, s);
     luaL_checkstack(L, o->nargs, "too many arguments");
     for (int i = 0; i < o->nargs; i++) lua_pushstring(L, o->args[i]);
     if (host_call(L, o->nargs, 1)) return host_show_error(L);

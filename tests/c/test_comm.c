@@ -177,6 +177,32 @@ static void works_hold_tensors(void **state) {
     run_ranks(2, freed_early);
 }
 
+/* Nor is its storage dropped before somebody has waited, or nobody will and it is through. */
+static void dropped_early(void) {
+    pg_comm *c = pg_comm_world();
+    pg_tensor *x = filled(1 << 20, 1), *half;
+    int64_t n = 1 << 19;
+    pg_work *w;
+    must_ok(pg_tensor_view(&half, x, 0, 1, &n));
+    for (int waits = 1; waits >= 0; waits--) {
+        must_ok(pg_allreduce(c, half, PG_OP_SUM, &w));
+        must_refuse(PG_EINVAL, "drop: a collective works on block 3, and nobody has waited for it",
+                    pg_storage_drop(x, "block 3"));
+        if (waits) must_ok(pg_work_wait(w));
+        else pg_work_drop(w);
+        must_ok(pg_barrier(c)); /* overtakes nothing of its own group */
+        must_ok(pg_storage_drop(x, "block 3"));
+        must_ok(pg_storage_fill(x));
+        must_ok(pg_fill(x, 1));
+    }
+    pg_tensor_free(half), pg_tensor_free(x);
+}
+
+static void works_hold_storages(void **state) {
+    (void)state;
+    run_ranks(2, dropped_early);
+}
+
 /* On shapes alone the checks stand and nothing is sent. */
 static void shapes(void) {
     pg_comm *c = pg_comm_world();
@@ -262,10 +288,11 @@ static void time_limit_and_reform(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_world_of_one),       cmocka_unit_test(collectives_of_tensors),
-        cmocka_unit_test(mistakes_are_refused), cmocka_unit_test(works_hold_tensors),
-        cmocka_unit_test(shapes_alone),         cmocka_unit_test(frees_after_shutdown),
-        cmocka_unit_test(status_pages),         cmocka_unit_test(time_limit_and_reform),
+        cmocka_unit_test(a_world_of_one),        cmocka_unit_test(collectives_of_tensors),
+        cmocka_unit_test(mistakes_are_refused),  cmocka_unit_test(works_hold_tensors),
+        cmocka_unit_test(shapes_alone),          cmocka_unit_test(frees_after_shutdown),
+        cmocka_unit_test(works_hold_storages),   cmocka_unit_test(status_pages),
+        cmocka_unit_test(time_limit_and_reform),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,18 +2,7 @@
  * move.  See twins.h; updates stand in test_twins_update.c, the second half in test_twins_nn.c. */
 #include "twins.h"
 
-#define CASES 12      /* random shapes a kernel and dtype */
-#define LARGE 3000005 /* elements of the large case: all blocks of any card go round */
-
-/* Calls the CPU twin in f64 on the hosts, the CUDA one in dtype on the devices. */
-#define cpu_do(name, ...)  ok(twins.cpu->name(__VA_ARGS__, PG_F64, NULL))
-#define cuda_do(name, ...) ok(twins.cuda->name(__VA_ARGS__, twins.stream))
-
-/* case 0 is large, case 1 one element; every third one starts off its 16-byte boundary */
-static int64_t case_size(int i) {
-    twins.shift = i % 3 == 2 ? 1 : 0;
-    return i == 0 ? at_most(LARGE) : i == 1 ? 1 : draw_size(5000);
-}
+#define CASES 12 /* random shapes a kernel and dtype */
 
 /* The device holds exactly these numbers; a NaN is a NaN. */
 static void equal_to(const twin_array *a, const double *want, const char *what) {
@@ -154,10 +143,7 @@ static void dropout(void **state) {
             pg_index_map map = draw_map(i / 2);
             random[PG_STEP_RANDOM] = (double)draw_int(0, 1ll << 52);
             twin_array x = input(n, dtype), y = output(n, dtype, add);
-            int shift = twins.shift;
-            twins.shift = 0;
-            twin_array step = input_of(random, PG_STEP_SIZE, PG_F64);
-            twins.shift = shift;
+            twin_array step = aligned_of(random, PG_STEP_SIZE, PG_F64);
             int with = i != 3;
             cpu_do(dropout, y.host, x.host, n, p, with ? step.host : NULL, key, map, add);
             cuda_do(dropout, y.device, x.device, n, p, with ? (double *)step.device : NULL, key,

@@ -44,10 +44,7 @@ static pair make(const product *p) {
               .aux = output(S * p->m * p->n, p->dtype_c, 0),
               .cpu = args_of(p),
               .cuda = args_of(p)};
-    int shift = twins.shift;
-    twins.shift = 0;
-    t.scales = input_of((double[]){0.5, 3}, 2, PG_F32);
-    twins.shift = shift;
+    t.scales = aligned_of((double[]){0.5, 3}, 2, PG_F32);
     if (p->with_bias) t.cpu.bias = t.bias.host, t.cuda.bias = t.bias.device;
     if (p->with_aux) t.cpu.aux = t.aux.host, t.cuda.aux = t.aux.device;
     t.cpu.dtype = t.cpu.dtype_c = PG_F64;

@@ -3,18 +3,8 @@
 #include "twins.h"
 
 #define CASES 12
-#define LARGE 3000005 /* elements: all blocks of any card go round */
-
-/* Calls the CPU twin in f64 on the hosts, the CUDA one in dtype on the devices. */
-#define cpu_do(name, ...)  ok(twins.cpu->name(__VA_ARGS__, PG_F64, NULL))
-#define cuda_do(name, ...) ok(twins.cuda->name(__VA_ARGS__, twins.stream))
 
 static const int halves[] = {PG_BF16, PG_F16};
-
-static int64_t case_size(int i) {
-    twins.shift = i % 3 == 2 ? 1 : 0;
-    return i == 0 ? at_most(LARGE) : i == 1 ? 1 : draw_size(5000);
-}
 
 /* ---- y = alpha x + beta y, reductions ---- */
 static void axpby(void **state) {

@@ -2,27 +2,13 @@
  * masters; and every kernel of the first half on empty tensors.  See twins.h. */
 #include "twins.h"
 
-#define LARGE 3000005 /* elements: all blocks of any card go round */
-
-#define cpu_do(name, ...)  ok(twins.cpu->name(__VA_ARGS__, PG_F64, NULL))
-#define cuda_do(name, ...) ok(twins.cuda->name(__VA_ARGS__, twins.stream))
-
-static int64_t case_size(int i) {
-    twins.shift = i % 3 == 2 ? 1 : 0;
-    return i == 0 ? LARGE : i == 1 ? 1 : draw_size(5000);
-}
-
 /* A step block as a training step fills it, on an aligned address. */
 static twin_array draw_step(int finite) {
     double s[PG_STEP_SIZE] = {0};
     s[PG_STEP_RATE] = draw(1e-4, 1e-1), s[PG_STEP_BIAS1] = draw(0.1, 1);
     s[PG_STEP_BIAS2] = draw(0.05, 1), s[PG_STEP_CLIP] = draw(0.1, 1);
     s[PG_STEP_SCALE] = 1024, s[PG_STEP_FINITE] = finite, s[PG_STEP_SUMSQ] = draw(0, 100);
-    int shift = twins.shift;
-    twins.shift = 0;
-    twin_array step = input_of(s, PG_STEP_SIZE, PG_F64);
-    twins.shift = shift;
-    return step;
+    return aligned_of(s, PG_STEP_SIZE, PG_F64);
 }
 
 /* Runs of parameters that cover n elements: some of no length, some of one. */
@@ -44,11 +30,8 @@ static void draw_runs(runs_case *r, int64_t n) {
         ends[k] = (double)r->ends[k];
         factors[2 * k] = r->factors[2 * k], factors[2 * k + 1] = r->factors[2 * k + 1];
     }
-    int shift = twins.shift;
-    twins.shift = 0;
-    r->ends_on = input_of(ends, r->runs, PG_I64);
-    r->factors_on = input_of(factors, 2 * r->runs, PG_F32);
-    twins.shift = shift;
+    r->ends_on = aligned_of(ends, r->runs, PG_I64);
+    r->factors_on = aligned_of(factors, 2 * r->runs, PG_F32);
 }
 
 /* ---- without masters: f32, f64 ---- */
@@ -341,10 +324,7 @@ static void weighted_squares(void **state) {
                 w[k] = weights[k] = k % 3 == 1 ? 0.5f : k % 7 == 3 ? 0 : (float)draw(0, 2);
             twin_array x = input(n, floating[f]), step = draw_step(1);
             twin_array again = input_of(step.host, PG_STEP_SIZE, PG_F64);
-            int shift = twins.shift;
-            twins.shift = 0;
-            twin_array on = input_of(w, r.runs, PG_F32);
-            twins.shift = shift;
+            twin_array on = aligned_of(w, r.runs, PG_F32);
             cpu_do(sumsq, step.host, x.host, n, r.ends, weights, r.runs);
             cuda_do(sumsq, step.device, x.device, n, r.ends_on.device, on.device, r.runs,
                     floating[f]);

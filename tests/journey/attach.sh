@@ -1,11 +1,8 @@
 # limit: 100
 # pgrun attach: a prompt inside a run that goes on, its socket, and what happens when either side ends.
 set -u
-cd "$SCRATCH"
-failed=0
-complain() { echo "$*"; failed=1; }
-i=0
-while [ $i -lt 200 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done >text.txt
+. tests/journey.sh
+text 200
 cat >slow.lua <<'LUA'
 return {
   model = require "models.llama" { blocks = 1, width = 16, heads = 2, context = 16 },

@@ -1,26 +1,17 @@
 # Mistakes on the command line and in a script: the exit code, and a message a person can act on.
 set -u
-cd "$SCRATCH"
-failed=0
-# expect CODE PART ARGUMENTS...: pgrun ends with CODE and says PART
-expect() {
-    code=$1 part=$2
-    shift 2
-    said=$("$PGRUN" "$@" 2>&1 </dev/null)
-    got=$?
-    if [ "$got" != "$code" ] || ! printf '%s' "$said" | grep -qF -- "$part"; then
-        echo "pgrun $*: exit code $got (not $code), said: $said   (without: $part)"
-        failed=1
-    fi
-}
+. tests/journey.sh
 printf 'local x = 1\nlocal y = = 2\n' >broken.lua
 printf 'local function f()\n  error "boom"\nend\nf()\n' >boom.lua
 printf 'return 7\n' >seven.lua
+printf 'return { model = 1 }\n' >recipe.lua
 printf 'print(#arg, arg[1], ...)\n' >plain.lua
 mkdir -p models
 printf 'return { name = "here" }\n' >models/own.lua
 printf 'print(require("models.own").name)\n' >models/uses.lua
 expect 2 "did you mean --device" --devise cpu plain.lua
+expect 1 "pgrun: --device cpu: an option of pgrun stands before the file: pgrun --device cpu recipe.lua" recipe.lua --device cpu
+expect 1 "pgrun: --steps 1: a field and its value are one word: --steps=1" recipe.lua --steps 1
 expect 2 "-n 0: give a number of ranks" -n 0 plain.lua
 expect 2 "-n x: give a number of ranks" -n x plain.lua
 expect 2 "-n -3: give a number of ranks" -n -3 plain.lua

@@ -1,8 +1,7 @@
 # pgrun generate: the newest valid checkpoint of a run goes on from a text, in any folder; and what cannot be done.
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 40 ]; do echo "the quick brown fox number $i jumps over it"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 40 it
 mkdir recipes
 echo 'return { width = 16 }' > recipes/sizes.lua
 cat > recipes/own.lua <<'LUA'

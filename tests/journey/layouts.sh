@@ -2,10 +2,8 @@
 # A training over stages, ranks of tp and dp as a person meets it: the plan, the same numbers, text; a stop that
 # saves and goes on in another layout; mistakes refused at once, before anything is built.
 set -u
-cd "$SCRATCH"
-failed=0
-i=0
-while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done >text.txt
+. tests/journey.sh
+text 400
 small="--model.width=32 --data.text=text.txt --data.batch=8 --micro=2"
 
 says() {

@@ -1,17 +1,6 @@
 # Scripts as editors, shells and generators write them; memory and devices that are not there; start-up time.
 set -u
-cd "$SCRATCH"
-failed=0
-fail() { echo "$*"; failed=1; }
-# expect CODE PART ARGUMENTS...: pgrun ends with CODE and says PART
-expect() {
-    code=$1 part=$2
-    shift 2
-    said=$("$PGRUN" "$@" 2>&1 </dev/null)
-    got=$?
-    [ "$got" = "$code" ] || fail "pgrun $*: exit code $got (not $code), said: $said"
-    [ -z "$part" ] || printf '%s' "$said" | grep -qF -- "$part" || fail "pgrun $*: said: $said   (without: $part)"
-}
+. tests/journey.sh
 
 # ---- the text of a script ----
 printf '\357\273\277print("bom")\nerror "here"' >bom.lua
@@ -54,10 +43,10 @@ if [ "$(id -u)" != 0 ]; then # root may read everything
     expect 2 "secret.lua: Permission denied" secret.lua
 fi
 said=$("$PGRUN" -e 'print "a"' -e 'error "b"' -e 'print "never"' 2>/dev/null)
-[ "$said" = a ] || fail "-e went on after an error: $said"
+[ "$said" = a ] || complain "-e went on after an error: $said"
 cp shebang.lua run.lua && sed -i '3d' run.lua && chmod +x run.lua
 mkdir -p bin && ln -s "$PGRUN" bin/pgrun
-[ "$(PATH="$PWD/bin:$PATH" ./run.lua)" = shebang ] || fail "a script started by its first line"
+[ "$(PATH="$PWD/bin:$PATH" ./run.lua)" = shebang ] || complain "a script started by its first line"
 
 # ---- devices ----
 expect 2 "a device is cpu, cuda or auto" --device nope -e 'print(1)'
@@ -91,11 +80,11 @@ expect 1 "out of memory: 400.0 MiB asked" --memory 64M -e 'pg.empty { 100, 1024,
 
 # ---- looking closer ----
 said=$(PG_NAN=1 "$PGRUN" -e 'pg.tensor { 1, -1 }:sqrt()' 2>&1)
-printf '%s' "$said" | grep -qF "sqrt: 1 of 2 numbers of its result [2] f32 are not finite" || fail "PG_NAN: $said"
-said=$(PG_NAN=0 "$PGRUN" -e 'pg.tensor { 1, -1 }:sqrt()' 2>&1) || fail "PG_NAN=0: $said"
+printf '%s' "$said" | grep -qF "sqrt: 1 of 2 numbers of its result [2] f32 are not finite" || complain "PG_NAN: $said"
+said=$(PG_NAN=0 "$PGRUN" -e 'pg.tensor { 1, -1 }:sqrt()' 2>&1) || complain "PG_NAN=0: $said"
 said=$(PG_TRACE=1 "$PGRUN" -e 'local x = pg.ones { 2, 3 }; print((x + x):sum():item())' 2>&1)
-printf '%s' "$said" | grep -qE "^pg: add +\[2,3\] f32 +[0-9.]+ us$" || fail "PG_TRACE: $said"
-printf '%s' "$said" | grep -qx 12 || fail "PG_TRACE changed the output: $said"
+printf '%s' "$said" | grep -qE "^pg: add +\[2,3\] f32 +[0-9.]+ us$" || complain "PG_TRACE: $said"
+printf '%s' "$said" | grep -qx 12 || complain "PG_TRACE changed the output: $said"
 
 # ---- start-up: 30 ms on a quiet machine; a loaded one gets 5 times that ----
 i=0
@@ -107,5 +96,5 @@ while [ $i -lt 20 ]; do
 done | sort -n >times
 median=$(sed -n 10p times)
 echo "pgrun -e 'print(1)': median $median us of 20"
-[ "$median" -lt 150000 ] || fail "start-up takes $median us"
+[ "$median" -lt 150000 ] || complain "start-up takes $median us"
 exit $failed

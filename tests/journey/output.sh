@@ -1,9 +1,8 @@
 # What a run writes and prints: metrics.jsonl as promised, TensorBoard events that parse, lines on a pipe, a live line
 # on a terminal; and what it does when nobody reads, nothing can be written, or its files are taken away.
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 13 ]; do echo "the quick brown fox number $i jumps over it"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 13 it
 cat > train.lua <<'LUA'
 return {
   model = require "models.llama" { blocks = 1, width = 16, heads = 2, vocab = 259, context = 16 },

@@ -1,8 +1,6 @@
 # The prompt: lines from a pipe, Ctrl-C in a running line and on a terminal, history, completion.
 set -u
-cd "$SCRATCH"
-failed=0
-complain() { echo "$*"; failed=1; }
+. tests/journey.sh
 said=$(printf '1 + 1\n= "a", {1, x = 2}\nfor i = 1, 2 do\nprint("i", i)\nend\nk = 5\nk\n' | "$PGRUN" 2>&1) ||
     complain "exit code $? from a pipe where all went well"
 [ "$said" = "$(printf '2\na\t{1, x = 2}\ni\t1\ni\t2\n5')" ] || complain "from a pipe: $said"
@@ -13,6 +11,25 @@ said=$(printf 'x = pg.randn{ 2, 3 }\n(x + x):softmax().shape[2]\n' | "$PGRUN") &
 printf 'answer = 42\n' >first.lua
 said=$(echo 'answer' | "$PGRUN" -i first.lua) && [ "$said" = 42 ] || complain "-i FILE: $said"
 said=$(echo 'answer' | "$PGRUN" -e 'answer = 43' -i) && [ "$said" = 43 ] || complain "-e -i: $said"
+
+# what a script calls local at its end is at hand; what was global stays; where it returns, nothing is
+cat >own.lua <<'LUA'
+local x, print = 1, 5
+local x, double = 42, function(n) return 2 * n end
+do local inner = 1 end -- a comment at its end, and no new line
+LUA
+truncate -s -1 own.lua
+said=$(printf 'double(x)\ninner\nprint("fine")\nx = 4\nx\n' | "$PGRUN" -i own.lua) && [ "$said" = "$(printf '84\nnil\nfine\n4')" ] ||
+    complain "locals: $said"
+said=$(printf 'double(x)\n' | "$PGRUN" -i -n 2 own.lua) && [ "$said" = "[all] 84" ] || complain "locals on two ranks: $said"
+printf 'local x = 42\nreturn\n' >returns.lua
+said=$(echo 'x' | "$PGRUN" -i returns.lua) && [ "$said" = nil ] || complain "a script that returns: $said"
+printf 'local x = 42\nerror "boom"' >fails.lua
+said=$(echo 'x' | "$PGRUN" -i fails.lua 2>&1) && complain "a script that fails: exit code 0"
+printf '%s' "$said" | grep -q '^pgrun: fails.lua:2: boom' || complain "a script that fails: $said"
+printf 'local x = = 42\n' >wrong.lua
+said=$(echo 'x' | "$PGRUN" -i wrong.lua 2>&1)
+printf '%s' "$said" | grep -q '^pgrun: wrong.lua:1: unexpected symbol' || complain "a script that is none: $said"
 
 # Ctrl-C stops the line and the session goes on
 mkfifo lines

@@ -2,9 +2,7 @@
 # The prompt on several ranks: who runs a line and who said what, Ctrl-C, and a training on four ranks that 200 lines
 # with errors, endless loops and half collectives in them neither end nor change.
 set -u
-cd "$SCRATCH"
-failed=0
-complain() { echo "$*"; failed=1; }
+. tests/journey.sh
 
 # ---- pgrun -i -n 4 ----
 printf 'w = pg.full({ 3 }, pg.rank() + 1)\n' >first.lua
@@ -83,8 +81,7 @@ grep -q 'pgrun: rank 1 failed before the first step: a line of the prompt stood 
     { complain "a hung C call:"; cat said; }
 
 # ---- 200 lines against a training ----
-i=0
-while [ $i -lt 200 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done >text.txt
+text 200
 cat >train.lua <<'LUA'
 return {
   model = require "models.llama" { blocks = 1, width = 16, heads = 2, context = 16 },

@@ -1,8 +1,7 @@
 # A training that is stopped by SIGTERM saves and goes on where it was, with the same numbers.
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 400
 cat > slow.lua <<'LUA'
 -- Waits before a step so that a signal can come between.
 local waiting = os.getenv "WAIT_AT"
@@ -29,7 +28,7 @@ for ranks in 1 2; do
     code=0; wait $pid || code=$?
     cat out
     test $code = 143
-    grep -q 'stopped, as asked, at step' out
+    grep -q "stopped, as asked, at step .*; --resume=runs/part$ranks goes on from step" out
     step=$(ls runs/part$ranks/checkpoints | sed 's/step-0*//')
     test "$step" -ge 3 && test "$step" -le 5
     echo '{"step":' >> runs/part$ranks/metrics.jsonl # a line that was never finished
@@ -39,6 +38,44 @@ for ranks in 1 2; do
     test ! -e runs/part$ranks/checkpoints/.tmp-step-00000007
     test "$(wc -l < runs/part$ranks/metrics.jsonl)" = 8
 done
+
+# Ctrl-C ends at once, and says where the training stands and how to go on
+cat > busy.lua <<'LUA'
+local r = assert(loadfile "slow.lua")()
+r.loss = function(model, batch) -- in a step
+  local loss = model:loss(batch)
+  if r.at == tonumber(os.getenv "BUSY_AT") then
+    io.open("now", "w"):close()
+    while true do pg.zeros { 1 } end
+  end
+  return loss
+end
+r.on_step = function(state) r.at = state.step + 1 end
+return r
+LUA
+interrupted() { # STEP ARGS...: in that step
+    rm -f now
+    step=$1; shift
+    BUSY_AT=$step env --default-signal=INT "$PGRUN" "$@" > out 2>&1 & pid=$!
+    while ! [ -e now ]; do sleep 0.1; done
+    kill -INT $pid
+    code=0; wait $pid || code=$?
+    test $code = 130 || { cat out; exit 1; }
+    test "$(grep -c interrupted out)" = 1 || { cat out; exit 1; }
+}
+said() { grep -qxF -- "$1" out || { cat out; echo "not said: $1"; exit 1; }; }
+interrupted 5 busy.lua --run=int --save.every=2
+said 'pgrun: interrupted in step 5 of 8; --resume=runs/int goes on from step 4'
+interrupted 8 -n 2 busy.lua --resume=int --save.every=5
+said '[rank 0] interrupted in step 8 of 8; steps 6 to 7 are lost; --resume=runs/int goes on from step 5'
+interrupted 7 busy.lua --resume=int --run=other
+said 'pgrun: interrupted in step 7 of 8; step 6 is lost; --resume=runs/int goes on from step 5'
+interrupted 6 busy.lua --run=none
+said 'pgrun: interrupted in step 6 of 8; steps 1 to 5 are lost: nothing was saved; pgrun stop saves first'
+sed 's/, save = {},/,/' slow.lua > slower.lua; sed 's/slow.lua/slower.lua/' busy.lua > busier.lua
+interrupted 2 busier.lua --run=without
+said 'pgrun: interrupted in step 2 of 8; step 1 is lost: nothing was saved; a recipe with save = {} is saved by pgrun stop'
+
 strip() { sed 's/"memory_peak":[0-9]*,//; s/"seconds":[^,]*,//; s/,"tokens_per_s":[^}]*//' "$1"; }
 strip runs/whole/metrics.jsonl > a
 strip runs/part1/metrics.jsonl > b

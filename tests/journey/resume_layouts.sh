@@ -2,7 +2,7 @@
 # A training that changes its layout at every resume has the losses of the one that never stopped; so has one that
 # begins in bf16, within what bf16 allows; and its checkpoints generate on one process.
 set -u
-cd "$SCRATCH"
+. tests/journey.sh
 seq 3000 >text.txt
 cat >r.lua <<'LUA'
 return {
@@ -11,8 +11,6 @@ return {
   optim = { "adamw", clip = 1, decay = 0.1, rate = 1e-3 },
 }
 LUA
-failed=0
-complain() { echo "$*"; failed=1; }
 # train RUN RANKS STEPS OPTIONS...
 train() {
     local run=$1 ranks=$2 steps=$3

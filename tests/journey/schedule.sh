@@ -1,17 +1,7 @@
 # pgrun schedule: a picture of a schedule, of one's own too, and what is said of mistakes.
 set -u
-cd "$SCRATCH"
-failed=0
-fail() { echo "$*"; failed=1; }
-# expect CODE PART ARGUMENTS...: pgrun schedule ends with CODE and says PART
-expect() {
-    code=$1 part=$2
-    shift 2
-    said=$("$PGRUN" schedule "$@" 2>&1 </dev/null)
-    got=$?
-    [ "$got" = "$code" ] || fail "schedule $*: exit code $got (not $code), said: $said"
-    printf '%s' "$said" | grep -qF -- "$part" || fail "schedule $*: said: $said   (without: $part)"
-}
+. tests/journey.sh
+verb=schedule
 cat >mine.lua <<'LUA'
 #!/usr/bin/env pgrun
 return function(o)
@@ -32,7 +22,7 @@ expect 0 "time 10.5," gpipe --stages=2 --micro=2 --forward=1,2 --backward=1 --we
 expect 0 "mine.lua: 1 stage, 3 micro-batches" mine.lua --stages=1 --micro=3
 expect 0 "usage: pgrun schedule NAME" --help
 "$PGRUN" schedule zb-h1 --stages=2 --micro=2 --svg=z.svg >/dev/null
-grep -q '<title>stage 1: weight 2, ' z.svg || fail "z.svg has no weight step"
+grep -q '<title>stage 1: weight 2, ' z.svg || complain "z.svg has no weight step"
 
 expect 1 'schedule "1f1c" is unknown, did you mean "1f1b"?' 1f1c --stages=2 --micro=2
 expect 1 "has one chunk a stage, 2 are asked for" 1f1b --stages=2 --micro=2 --chunks=2

@@ -2,11 +2,8 @@
 # pgrun swap and saved files: a new recipe for a run that goes on, in the same processes; one that cannot be taken
 # changes nothing, and whoever offered it is told why (CASES.md C39).
 set -u
-cd "$SCRATCH"
-failed=0
-complain() { echo "$*"; failed=1; }
-i=0
-while [ $i -lt 200 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done >text.txt
+. tests/journey.sh
+text 200
 # recipe RATE STEPS MORE FILE: with a module beside it
 recipe() {
     cat >"$4" <<LUA

@@ -1,18 +1,8 @@
 # pgrun tokenize: bytes come back as they were, time grows with size alone, and whatever goes wrong leaves the
 # output as it was (CASES.md C30, C31, C32).
 set -u
-cd "$SCRATCH"
-failed=0
-fail() { echo "$*"; failed=1; }
-# expect CODE PART ARGUMENTS...: pgrun tokenize ends with CODE and says PART
-expect() {
-    code=$1 part=$2
-    shift 2
-    said=$("$PGRUN" tokenize "$@" 2>&1 </dev/null)
-    got=$?
-    [ "$got" = "$code" ] || fail "tokenize $*: exit code $got (not $code), said: $said"
-    printf '%s' "$said" | grep -qF -- "$part" || fail "tokenize $*: said: $said   (without: $part)"
-}
+. tests/journey.sh
+verb=tokenize
 
 # Every byte of awkward files, back through a token file.
 printf '\357\273\277BOM\r\nCRLF\rlone CR\0NUL \360\237\231\202  \t \377\376 <|endoftext|> \n\n' >odd.txt
@@ -29,7 +19,7 @@ pg.fs.write(out, pg.data.tokeniser.bytes:decode(ids, stream.tokens))
 LUA
 for file in odd noise one; do
     expect 0 " tokens of 1 file, vocabulary 259 (bytes)" $file.txt -o $file.bin
-    "$PGRUN" back.lua $file.bin $file.back && cmp $file.txt $file.back || fail "$file did not come back"
+    "$PGRUN" back.lua $file.bin $file.back && cmp $file.txt $file.back || complain "$file did not come back"
 done
 : >empty.txt
 expect 0 "all.bin: 111 tokens of 3 files (2 empty, skipped)" empty.txt odd.txt one.txt empty.txt odd.txt -o all.bin
@@ -37,7 +27,7 @@ expect 0 "all.bin: 111 tokens of 3 files (2 empty, skipped)" empty.txt odd.txt o
 # C32: one huge word; ten times the size, at most 15 times the time (in milliseconds, floor 100).
 milliseconds() {
     from=$(date +%s%N)
-    "$PGRUN" tokenize "$1" -o big.bin >/dev/null || fail "tokenize $1"
+    "$PGRUN" tokenize "$1" -o big.bin >/dev/null || complain "tokenize $1"
     echo $(( ($(date +%s%N) - from) / 1000000 ))
 }
 head -c 5000000 /dev/zero | tr '\0' a >five.txt
@@ -45,8 +35,8 @@ head -c 50000000 /dev/zero | tr '\0' a >fifty.txt
 small=$(milliseconds five.txt)
 large=$(milliseconds fifty.txt)
 [ "$small" -ge 100 ] || small=100
-[ "$large" -le $((15 * small)) ] || fail "5 MB in $small ms, 50 MB in $large ms"
-[ "$(wc -c <big.bin)" = 100001028 ] || fail "50 MB gave $(wc -c <big.bin) bytes"
+[ "$large" -le $((15 * small)) ] || complain "5 MB in $small ms, 50 MB in $large ms"
+[ "$(wc -c <big.bin)" = 100001028 ] || complain "50 MB gave $(wc -c <big.bin) bytes"
 
 # What is asked in a wrong way.
 mkdir folder
@@ -65,14 +55,14 @@ expect 1 "names no file" odd.txt -o folder/
 expect 0 "usage: pgrun tokenize FILE" --help
 mkfifo pipe # stands for /dev/full and the like: no file may take the place of a device
 expect 1 "pipe is a device, pipe or socket" odd.txt -o pipe
-[ -p pipe ] || fail "a file took the place of a pipe"
+[ -p pipe ] || complain "a file took the place of a pipe"
 if [ "$(id -u)" != 0 ]; then # root may read and write everything
     cp one.txt secret.txt && chmod 0 secret.txt
     expect 1 "secret.txt: Permission denied" secret.txt -o x.bin
     mkdir locked && chmod 500 locked
     expect 1 "Permission denied" odd.txt -o locked/x.bin
 fi
-[ ! -e x.bin ] || fail "a failed run left x.bin"
+[ ! -e x.bin ] || complain "a failed run left x.bin"
 
 # A disk that is full, and a signal: the old output stays, and nothing lies beside it.
 cp one.bin kept.bin
@@ -84,8 +74,8 @@ until ls .kept.bin.tmp-* >/dev/null 2>&1 || [ $i -ge 100 ]; do sleep 0.05; i=$((
 kill -TERM $pid
 wait $pid
 code=$?
-[ $code -ne 0 ] || fail "SIGTERM: exit code 0"
-cmp one.bin kept.bin || fail "a failed run changed the output"
+[ $code -ne 0 ] || complain "SIGTERM: exit code 0"
+cmp one.bin kept.bin || complain "a failed run changed the output"
 left=$(ls -A | grep tmp-)
-[ -z "$left" ] || fail "left behind: $left"
+[ -z "$left" ] || complain "left behind: $left"
 exit $failed

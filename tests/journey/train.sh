@@ -1,8 +1,7 @@
 # A first training as a person sees it: lines, files, text of the model's own; and what a mistake says.
 set -eu
-cd "$SCRATCH"
-i=0
-while [ $i -lt 400 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done > text.txt
+. tests/journey.sh
+text 400
 small="--model.blocks=1 --model.width=32 --data.text=text.txt --data.batch=8"
 
 "$PGRUN" models/tiny.lua $small --steps=12 --run=first | tee out
@@ -18,6 +17,15 @@ tail -1 runs/first/recipe.lua | grep -q -- '--steps=12'
 for file in model.safetensors optimizer.safetensors manifest.json; do
     test -s runs/first/checkpoints/step-00000012/$file
 done
+
+# tokens that mean nothing are called so
+mkdir -p shipped && cd shipped
+"$PGRUN" models/gpt2_124m.lua --model.blocks=1 --model.width=32 --model.heads=2 --model.vocab=64 --model.context=16 \
+    --data.context=16 --data.batch=2 --micro=2 --precision=fp32 --steps=1 --save.at_end=false > out
+cd ..
+drawn='tokens: drawn at random, for timing; --data.tokens=GLOB trains on files of pgrun tokenize, --data.text=FILE on a text'
+grep -qxF -- "$drawn" shipped/out || { cat shipped/out; exit 1; }
+test "$(grep -c 'drawn at random' out)" = 0
 
 # without --run a run is named after recipe and time; two ranks do the same work
 "$PGRUN" -n 2 models/tiny.lua $small --steps=12 --micro=2 | tee two

@@ -114,11 +114,30 @@ function tests.test_a_file_that_was_damaged_is_found()
   same_curve((training.run(recipe(), "damaged", { "--resume" })))
 end
 
+function tests.test_a_manifest_that_was_damaged_is_found()
+  local folder = stopped(2, "manifest")
+  local newest = checkpoint.list(folder)[1]
+  local path = newest .. "/manifest.json"
+  local text = fs.read(path)
+  for at = 1, #text do
+    flip(path, at)
+    check.is_true(not pcall(checkpoint.read, newest), "a flip is not seen at byte " .. at)
+    fs.write(path, text)
+  end
+  fs.write(path, (text:gsub('"tokens": 5', '"tokens": 6', 1)))
+  passed_over(folder, "manifest.json has hash ")
+  fs.write(path, (text:gsub('"manifest_xxh64"', '"something_else"', 1)))
+  passed_over(folder, "manifest.json does not tell its own hash")
+  fs.write(path, text)
+  same_curve((training.run(recipe(), "manifest", { "--resume" })))
+end
+
 function tests.test_a_manifest_tells_of_all_files_or_of_none()
   local folder = stopped(2, "told")
   local newest = checkpoint.list(folder)[1]
   local path = newest .. "/manifest.json"
   local m = json.read(path)
+  m.version, m.manifest_xxh64 = 1, nil -- whose manifests do not tell their own hash
   local model, optimizer = m.files["model.safetensors"], m.files["optimizer.safetensors"]
   local function says(files, reason)
     m.files = files

@@ -134,7 +134,22 @@ function tests.test_arguments()
   check.equal(select(2, recipe.arguments { "--resume=b" }).resume, "b")
   check.throws(function() recipe.arguments { "steps=3" } end, "fields are set as")
   check.throws(function() recipe.arguments { "--steps" } end, "fields are set as")
-  check.throws(function() recipe.arguments { "-n", "2" } end, "-n goes before the recipe's file")
+  local function misread(part, ...)
+    local words = { ... }
+    check.throws(function() recipe.arguments(words) end, part)
+  end
+  misread("--steps 1: a field and its value are one word: --steps=1", "--seed=2", "--steps", "1")
+  misread("--resume first: a field and its value are one word: --resume=first", "--resume", "first")
+  misread("--optim.clip -1: a field and its value are one word: --optim.clip=-1", "--optim.clip", "-1")
+  local script = require("pg.host").script
+  for _, words in ipairs { { "--device", "cpu" }, { "-n", "2" }, { "--memory", "4G" } } do
+    local option = table.concat(words, " ")
+    misread(("%s: an option of pgrun stands before the file: pgrun %s %s"):format(option, option, script),
+            unpack(words))
+  end
+  for _, option in ipairs { "--device=cpu", "-n2", "-i", "--no-jit", "--help", "--node-rank=1" } do
+    misread(("%s: an option of pgrun stands before the file: pgrun %s %s"):format(option, option, script), option, "x")
+  end
   check.throws(function() recipe.arguments { "--run=" } end, "a name is missing")
 end
 

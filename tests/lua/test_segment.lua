@@ -5,6 +5,7 @@ local check = require "tests.check"
 local mesh = require "pg.mesh"
 local step = require "pg.step"
 local nn = pg.nn
+local C = require("pg.c").C
 local equal, is_true = check.equal, check.is_true
 local tests = {}
 
@@ -53,15 +54,19 @@ function tests.test_windows_tile_the_whole()
   end)
 end
 
+-- The same two parameters in an item of a Sequential: at level 3 its values come and go -> the item, the segment.
+local function item(o)
+  local module, inner = nn.class "Holder"(), nn.class "Inner"()
+  inner.a, inner.b = inner:param("a", { 5, 30 }, { init = { "normal", 1 } }),
+                     inner:param("b", { 7 }, { init = { "normal", 1 } })
+  module.layers = module:add("", nn.Sequential { { "", inner, "rest" } })
+  return inner, pg.build(module, o).segments[1]
+end
+
 function tests.test_values_at_level_3_are_elsewhere()
   local want, got = small().segments[1].value:totable(), {}
   as_ranks(4, 3, function()
-    local module = nn.class "Holder"()
-    local inner = nn.class "Inner"() -- an item of a Sequential: its values come and go
-    inner.a, inner.b = inner:param("a", { 5, 30 }, { init = { "normal", 1 } }),
-                       inner:param("b", { 7 }, { init = { "normal", 1 } })
-    module.layers = module:add("", nn.Sequential { { "", inner, "rest" } })
-    local s = pg.build(module).segments[1]
+    local inner, s = item()
     check.throws(function() inner.a:totable() end, "the numbers of rest are not here now")
     check.throws(function() pg.scale(inner.a, 2) end, "the numbers of rest are not here now")
     for _, x in ipairs(s.own_value:totable()) do got[#got + 1] = x end
@@ -175,6 +180,82 @@ function tests.test_numbers_written_are_read()
     s:edit(function(flat) flat:fill(0.125) end)
     equal(s:read_numbers():at(3), 0.125)
     equal(s.value:at(200), 0.125)
+  end
+end
+
+-- A small module of half precision and its twin in f32, each with an optimiser whose rate is a power of two.
+local function twins(dtype)
+  local out = {}
+  for i, of in ipairs { dtype, "f32" } do
+    local module = small { dtype = of }
+    out[i] = { module = module, s = module.segments[1], optim = pg.optim.sgd(module:parameters(), { rate = 2^-9 }) }
+  end
+  return out
+end
+
+local function step_with_gradient_one(twin)
+  for _, p in ipairs { twin.module.a, twin.module.b } do
+    p.grad:fill(1)
+    p.grad_fresh = false
+  end
+  twin.optim:step()
+end
+
+-- Ways to write into a parameter (or a view of one), the same for a module of any dtype.
+local bf16_bytes = { [0] = 0x3f81, 0xbe80, 0x4049, 0x3dcc, 0x3c23, 0x0001, 0xc2c8 }
+local writes = {
+  fill = function(m) m.a:fill(0.1) end,
+  copy_from = function(m) m.a:copy_from(pg.randn({ 5, 30 }, { key = "written" })) end,
+  copy_from_f64 = function(m) m.b:copy_from(pg.randn({ 7 }, { key = "written", dtype = "f64" })) end,
+  view = function(m) m.a:view({ 30 }, 60):fill(-0.3) end,
+  view_of_a_view = function(m) m.a:detach():view({ 75 }, 60):view({ 2 }, 73):copy_from(pg.tensor { 0.7, 0.2 }) end,
+  no_grad = function(m) pg.no_grad(function() m.b:copy_from(pg.full({ 7 }, 1 / 3)) end) end,
+  of_its_own_dtype = function(m)
+    local ffi, numbers = require("pg.c").ffi, pg.empty({ 7 }, "bf16")
+    numbers:write(ffi.new("uint16_t[7]", bf16_bytes))
+    m.b:copy_from(numbers)
+  end,
+}
+
+for name, write in pairs(writes) do
+  tests["test_masters_follow_a_write_by_" .. name] = function()
+    for _, dtype in ipairs { "bf16", "f16" } do
+      local half, plain = unpack(twins(dtype))
+      for _, twin in ipairs { half, plain } do
+        step_with_gradient_one(twin)
+        write(twin.module)
+        step_with_gradient_one(twin)
+      end
+      equal(half.s:read_numbers():totable(), plain.s.value:totable())
+      check.close(half.s.value, plain.s.value, check.bf16)
+    end
+  end
+end
+
+-- Bytes written are all there is to know of the numbers.
+function tests.test_masters_follow_bytes_written()
+  local twin = twins("bf16")[1]
+  step_with_gradient_one(twin)
+  twin.module.b:write(require("pg.c").ffi.new("uint16_t[7]", bf16_bytes))
+  local got = twin.s:read_numbers()
+  equal(got:view({ 7 }, twin.module.b.offset):totable(), twin.module.b:totable())
+  equal(twin.module.b:at(0), 1.0078125)
+end
+
+function tests.test_a_write_reaches_the_windows_that_hold_it()
+  local whole = small { dtype = "bf16" }
+  whole.a:fill(0.1)
+  local want = whole.segments[1]:read_numbers()
+  for level = 1, 3 do
+    as_ranks(4, level, function(rank)
+      local inner, s = item { dtype = "bf16" }
+      if level == 3 then
+        check.throws(function() inner.a:fill(0.1) end, "the numbers of rest are not here now")
+        C.pg_storage_fill(s.value.raw)
+      end
+      inner.a:fill(0.1)
+      equal(s:read_numbers():totable(), want:view({ 64 }, 64 * rank):totable())
+    end)
   end
 end
 

@@ -4,6 +4,7 @@ local c = require "pg.c"
 local agree = require "pg.agree"
 local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
+local mesh = require "pg.mesh"
 local pieces = require "tests.pieces"
 local rank = pg.rank()
 local SEED = 7
@@ -96,6 +97,24 @@ end
 local told = fails("must lie where all hosts see it", checkpoint.save, folder, optim, pieces.manifest(99), 100)
 assert(told:find("rank 3: ", 1, true), told)
 agree.tell = tell
+
+-- ---- a disk that is slow on one rank ----
+
+folder = folder_of "slow"
+optim = pieces.trainee({ dp = 4 }, SEED)
+local hash, usual, slowest = fs.hash, mesh.limit, checkpoint.slowest
+function fs.hash(...) -- on rank 0, while the others wait
+  local till = pg.time() + 0.6
+  while pg.time() < till do end
+  return hash(...)
+end
+mesh.limit = 0.5
+c.C.pg_comm_timeout(mesh.limit)
+checkpoint.slowest = 1000 -- bytes a second: the files have more than 5000
+checkpoint.save(folder, optim, pieces.manifest(1), 1)
+assert(checkpoint.reading(folder) > 5)
+fs.hash, mesh.limit, checkpoint.slowest = hash, usual, slowest
+c.C.pg_comm_timeout(usual)
 
 -- ---- a disk that is full on one rank ----
 

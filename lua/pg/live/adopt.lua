@@ -6,7 +6,7 @@ local allowed = require "pg.live.allowed"
 local zero = require "pg.parallel.zero"
 
 local adopt = {}
-local TAKEN = { "raw", "dtype", "grad_dtype", "segment", "offset", "grad", "grad_fresh", "frozen" }
+local TAKEN = { "raw", "dtype", "grad_dtype", "segment", "lies_in", "offset", "grad", "grad_fresh", "frozen" }
 
 -- Its parameters, absent ones too, by name and in order.
 local function parameters(model)

@@ -215,7 +215,8 @@ function live.close(trainer)
   local run = trainer.live
   if not run then return end
   trainer.live = nil
-  if trainer.stopping and host.meeting() == STOPPING then host.told() end
+  -- its exit code is no failure, by which the launcher would break what another rank is still in
+  if trainer.stopping then host.told() end
   if host.rank ~= 0 then return end
   run:listen(trainer)
   for _, asked in ipairs(run.queue) do

@@ -36,7 +36,7 @@ end
 local function new(o)
   local s = setmetatable({ keep = o.keep, prompt = o.prompt, number = 0, given = {}, groups = groups.new(o.keep),
                            seconds = setting("PGRUN_LINE_LIMIT", 30), wait = setting("PGRUN_LINE_TIMEOUT", 10),
-                           usual = setting("PGRUN_TIMEOUT", 600) }, Session)
+                           usual = mesh.limit }, Session)
   s.libraries = o.keep and guard.libraries() or {}
   s.libraries.help = function(x) print((repl.describe(x))) end
   s.env = setmetatable({}, { __index = function(_, name)

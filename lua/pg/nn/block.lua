@@ -92,7 +92,7 @@ function Rope:tables(tokens, dtype)
   if not t or not t.cos.raw then
     local cos, sin = attention.rope_table(self.context, self.width, self.theta, dtype)
     t = { cos = cos:keep(), sin = sin:keep() }
-    if c.C.pg_shape_only(0) == 0 then self.kept[dtype] = t else c.C.pg_shape_only(1) end
+    if not c.shapes_only() then self.kept[dtype] = t end
   end
   return t.cos, t.sin
 end

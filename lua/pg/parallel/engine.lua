@@ -48,14 +48,15 @@ local function in_turn(e, micro, source, r)
   return losses
 end
 
---- e:gradients(micro, source) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed over
+--- e:gradients(micro, source, traced) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed over
 -- dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
--- first gradient that is not finite, by name.
-function Engine:gradients(micro, source)
+-- first gradient that is not finite, by name; e.trace: where that was asked for and there are stages (trace.lua).
+function Engine:gradients(micro, source, traced)
   local r = reducer.new(self.segments)
   local losses
+  self.trace = nil
   if self.pipe then
-    losses = self.pipe:gradients(micro, source, r)
+    losses, self.trace = self.pipe:gradients(micro, source, r, traced)
     if #self.rest > 0 then r:after(true, self.rest) end
   else losses = in_turn(self, micro, source, r) end
   r:finish()

@@ -6,8 +6,8 @@ local svg = {}
 local LANE, GAP, LEFT, TOP = 26, 34, 76, 64 -- pixels: of a lane, between bands, before and above the first box
 local LETTER = 6.5                          -- pixels of a digit at 11 px
 local KINDS = { { "forward", "#7aa6d8" }, { "backward", "#8cc084" }, { "weight", "#efb05c" } }
-local COLOUR = {}
-for _, kind in ipairs(KINDS) do COLOUR[kind[1]] = kind[2] end
+local STYLE = ".n{text-anchor:middle}" -- of the boxes, whose markup stays short
+for _, kind in ipairs(KINDS) do STYLE = STYLE .. (".%s{fill:%s;stroke:#333;stroke-width:.6}"):format(kind[1], kind[2]) end
 
 local function escape(text)
   return (tostring(text):gsub("[&<>\"]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }))
@@ -22,12 +22,12 @@ local function box(step, stage, view, y, timeline, chunks)
   local x, width = LEFT + (step.start - view.first) * view.scale, (step.stop - step.start) * view.scale
   local number = draw.number(step, #timeline, chunks)
   local pale = 1 - 0.55 * math.floor(step.chunk / #timeline) / math.max(chunks - 1, 1)
-  local inside = #number * LETTER + 2 <= width and text(x + width / 2, y + 17, number, ' text-anchor="middle"') or ""
+  local inside = #number * LETTER + 2 <= width
+    and ('<text x="%.1f" y="%d" class="n">%s</text>'):format(x + width / 2, y + 17, number) or ""
   local tip = ("stage %d: %s %s, %.6g to %.6g s"):format(stage, step.kind, number, step.start - view.first,
                                                          step.stop - view.first)
-  return ('<g><title>%s</title><rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s" fill-opacity="%.2f" '
-          .. 'stroke="#333" stroke-width="0.6"/>%s</g>'):format(escape(tip), x, y + 1, width, LANE - 4,
-                                                              COLOUR[step.kind], pale, inside)
+  return ('<g><title>%s</title><rect x="%.2f" y="%d" width="%.2f" height="%d" class="%s"%s/>%s</g>'):format(
+    escape(tip), x, y + 1, width, LANE - 4, step.kind, pale < 1 and (' fill-opacity="%.2f"'):format(pale) or "", inside)
 end
 
 local function band(out, part, view, top)
@@ -59,8 +59,7 @@ end
 local function legend(out, y)
   local x = LEFT
   for _, kind in ipairs(KINDS) do
-    out[#out + 1] = ('<rect x="%d" y="%d" width="14" height="12" fill="%s" stroke="#333" stroke-width="0.6"/>')
-                    :format(x, y, kind[2])
+    out[#out + 1] = ('<rect x="%d" y="%d" width="14" height="12" class="%s"/>'):format(x, y, kind[1])
     out[#out + 1] = text(x + 19, y + 10, kind[1])
     x = x + 100
   end
@@ -81,7 +80,8 @@ function svg.draw(title, parts)
   out[1] = ('<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" '
             .. 'font-family="sans-serif" font-size="11">'):format(width, height, width, height)
   out[2] = '<rect width="100%" height="100%" fill="white"/>'
-  out[3] = text(4, 17, title, ' font-size="14" font-weight="bold"')
+  out[3] = "<style>" .. STYLE .. "</style>"
+  out[4] = text(4, 17, title, ' font-size="14" font-weight="bold"')
   legend(out, 26)
   for i, part in ipairs(parts) do
     local first = draw.span(part.timeline)

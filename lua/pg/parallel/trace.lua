@@ -66,13 +66,27 @@ local function share(self, at)
   return numbers
 end
 
--- What a stage's clock is ahead of stage 0's, and what the round that agrees least is off by.
-local function ahead(all, at, stage)
-  local each, off = {}, 0
-  for i = 2, ROUNDS do each[i - 1] = all[at[stage + 1] + i] - all[at[1] + i] end
-  local value = middle(each)
-  for _, x in ipairs(each) do off = math.max(off, math.abs(x - value)) end
-  return value, off
+--- trace.clocks(rounds) -> what each stage's clock is ahead of stage 0's, a list; and what the round that agrees least
+-- is off by.  rounds[s]: when stage s - 1 saw the end of each round, on its own clock.
+function trace.clocks(rounds)
+  local ahead, off = {}, 0
+  for s, seen in ipairs(rounds) do
+    local each = {}
+    for i = 2, #seen do each[i - 1] = seen[i] - rounds[1][i] end
+    ahead[s] = middle(each)
+    for _, x in ipairs(each) do off = math.max(off, math.abs(x - ahead[s])) end
+  end
+  return ahead, off
+end
+
+-- Nothing to set right where one clock serves all.
+local function clocks(all, at, stages)
+  local rounds = {}
+  for s = 1, stages do rounds[s] = { unpack(all, at[s] + 1, at[s] + ROUNDS) } end
+  if ffi.string(C.pg_device()) ~= "cpu" then return trace.clocks(rounds) end
+  local ahead = {}
+  for s = 1, stages do ahead[s] = 0 end
+  return ahead, 0
 end
 
 --- t:read() -> timeline (simulate.lua), seconds: how exactly the clocks agree (0: there is one clock).  Waits for the
@@ -80,14 +94,13 @@ end
 function Trace:read()
   local lists, at = self.lists, places(self.lists)
   local all = mesh.pp:sum_numbers(share(self, at))
-  local timeline, exact, zero = {}, 0, math.huge
+  local ahead, exact = clocks(all, at, #lists)
+  local timeline, zero = {}, math.huge
   for s, list in ipairs(lists) do
-    local clock, off = 0, 0
-    if ffi.string(C.pg_device()) ~= "cpu" then clock, off = ahead(all, at, s - 1) end
-    exact, timeline[s] = math.max(exact, off), {}
+    timeline[s] = {}
     for k, step in ipairs(list) do
       local i = at[s] + ROUNDS + 2 * k
-      local start, stop = all[i - 1] - clock, all[i] - clock
+      local start, stop = all[i - 1] - ahead[s], all[i] - ahead[s]
       timeline[s][k] = { kind = step[1], micro = step[2], chunk = step[3], start = start, stop = stop }
       zero = math.min(zero, start)
     end

@@ -65,8 +65,8 @@ local function check_stage(list, want, name)
     local w = want[i]
     local fine = x.kind == w[1] and x.micro == w[2] and x.chunk == w[3] and last <= x.start and x.start <= x.stop
     if not fine then
-      error(("%s, step %d: %s %s %s from %.9f to %.9f; the schedule has %s %d %d, free from %.9f"):format(name, i, x.kind,
-        x.micro, x.chunk, x.start, x.stop, w[1], w[2], w[3], last))
+      error(("%s, step %d: %s %s %s from %.9f to %.9f; the schedule has %s %d %d, free from %.9f"):format(name, i,
+        x.kind, x.micro, x.chunk, x.start, x.stop, w[1], w[2], w[3], last))
     end
     last = x.stop
   end
@@ -87,8 +87,8 @@ local function check_messages(m, slack, name)
       if sent then
         n = n + 1
         if x.start < sent - slack then
-          error(("%s, stage %d: %s of %d, chunk %d, begins %.9f s before its message is there"):format(name, s - 1, x.kind,
-            x.micro, x.chunk, sent - x.start))
+          error(("%s, stage %d: %s of %d, chunk %d, begins %.9f s before its message is there"):format(name, s - 1,
+            x.kind, x.micro, x.chunk, sent - x.start))
         end
       end
     end

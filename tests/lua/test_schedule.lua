@@ -326,7 +326,8 @@ local function late()
     return { kind = kind, micro = micro, chunk = chunk, start = start, stop = stop }
   end
   m.timeline = simulate.summary {
-    { step("forward", 1, 0, 0, 1), step("forward", 2, 0, 1, 4), step("backward", 1, 0, 5, 7), step("backward", 2, 0, 9, 11) },
+    { step("forward", 1, 0, 0, 1), step("forward", 2, 0, 1, 4), step("backward", 1, 0, 5, 7),
+      step("backward", 2, 0, 9, 11) },
     { step("forward", 1, 1, 1.5, 2.5), step("backward", 1, 1, 2.5, 4.5), step("forward", 2, 1, 4.5, 5.5),
       step("backward", 2, 1, 5.5, 8.5) } }
   return m
@@ -365,18 +366,18 @@ function tests.test_measured_files_that_are_none()
     .. '"steps":[[["forward",1,0,0,1],["backward",1,0,1,3]]]}'
   fs.write(path, good)
   equal(measured.read(path).timeline.makespan, 3)
-  local function refused(from, to, text)
+  local function no_file(from, to, text)
     local changed, n = good:gsub(from, to)
     equal(n, 1)
     fs.write(path, changed)
     throws(function() measured.read(path) end, text)
   end
-  refused('"steps".*$', '"step":1}', "holds no measured timeline; log.timeline = 20 makes timeline-20.json")
-  refused('"stages":1', '"stages":0', "stages is 0; it must be at least 1")
-  refused(',%["backward".-%]', "", "stage 0 has no backward of micro-batch 1")
-  refused('"backward"', '"backwards"', 'did you mean "backward"?')
-  refused("1,3%]", "1,0.5]", "a step is written [kind, micro, chunk, start, stop], times in seconds; one has 1 and 0.5")
-  refused(",1,3%]", "]", "timeline.json: a step is written")
+  no_file('"steps".*$', '"step":1}', "holds no measured timeline; log.timeline = 20 makes timeline-20.json")
+  no_file('"stages":1', '"stages":0', "stages is 0; it must be at least 1")
+  no_file(',%["backward".-%]', "", "stage 0 has no backward of micro-batch 1")
+  no_file('"backward"', '"backwards"', 'did you mean "backward"?')
+  no_file("1,3%]", "1,0.5]", "a step is written [kind, micro, chunk, start, stop], times in seconds; one has 1 and 0.5")
+  no_file(",1,3%]", "]", "timeline.json: a step is written")
 end
 
 -- The page's pictures are what the tool prints, and its own schedule can be run.
@@ -393,6 +394,19 @@ function tests.test_help_page()
     n = n + 1
   end
   equal(n, #schedule.names + 1)
+end
+
+-- Its measured picture is that of its lines, and small.
+function tests.test_help_picture()
+  local page, picture = fs.read "lua/pg/help/pipelines.md", fs.read "lua/pg/help/pipelines.svg"
+  is_true(#picture < 60000 and picture:find "^<svg .*</svg>\n$" ~= nil)
+  for _, what in ipairs { "measured", "simulated" } do
+    local share = page:match("\n" .. what .. " +idle by stage: [^\n]*mean ([%d.]+) %%")
+    equal(picture:match(">1f1b, " .. what .. ": idle ([%d.]+) %%<"), share)
+    for _, name in ipairs { "interleaved", "zb-h1" } do
+      is_true(picture:find((">%s, %s: idle "):format(name, what), 1, true) ~= nil, name)
+    end
+  end
 end
 
 -- ---- cutting ----

@@ -110,17 +110,16 @@ local function from_files(words, o)
   for name in pairs(o) do
     if not WITH_MEASURED[name] then usage(("--measured has its own; --%s is one too many"):format(name)) end
   end
-  local parts, title = {}, nil
+  local list = {}
   for path in o.measured:gmatch "[^,]+" do
     local m = measured.read(path)
     local beside = measured.simulated(m, o.send)
-    title = title and ("%d stages on %s"):format(m.stages, m.device) or measured.title(m)
-    print((#parts > 0 and "\n" or "") .. measured.title(m))
+    print((#list > 0 and "\n" or "") .. measured.title(m))
     print(measured.draw(m, beside, o.width))
     print(measured.report(m, beside, o.send))
-    parts[#parts + 1], parts[#parts + 2] = measured.parts(m, beside)
+    list[#list + 1] = { m, beside }
   end
-  if o.svg then fs.write(o.svg, svg.draw(title, parts)) end
+  if o.svg then fs.write(o.svg, measured.picture(list)) end
 end
 
 local words, o = arguments { ... }

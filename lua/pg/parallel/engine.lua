@@ -48,8 +48,8 @@ local function in_turn(e, micro, source, r)
   return losses
 end
 
---- e:gradients(micro, source, traced) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed over
--- dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
+--- e:gradients(micro, source, traced) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
+-- over dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
 -- first gradient that is not finite, by name; e.trace: where that was asked for and there are stages (trace.lua).
 function Engine:gradients(micro, source, traced)
   local r = reducer.new(self.segments)

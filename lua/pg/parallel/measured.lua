@@ -11,13 +11,13 @@ local fs = require "pg.fs"
 local host = require "pg.host"
 local json = require "pg.json"
 local log = require "pg.log"
-local mesh = require "pg.mesh"
 local simulate = require "pg.parallel.simulate"
 local steps = require "pg.parallel.schedule_steps"
 local svg = require "pg.parallel.schedule_svg"
 
 local measured = {}
 local KINDS = { "forward", "backward", "weight" }
+local WIDEST = 1600 -- pixels of a picture: one slow step among short ones shall not stretch it
 
 --- measured.take(engine, step) -> m, of the engine's traced gradients.  All ranks call it; step: its number, or nil.
 function measured.take(e, step)
@@ -83,7 +83,8 @@ function measured.times(m)
   return times, send_time(m)
 end
 
---- measured.simulated(m, send) -> the timeline of the same lists with the measured times; send (0): seconds of a message.
+--- measured.simulated(m, send) -> the timeline of the same lists with the measured times.  send (0): seconds of a
+-- message.
 function measured.simulated(m, send)
   local times = measured.times(m)
   times.send = send
@@ -94,8 +95,9 @@ end
 
 --- measured.title(m) -> "1f1b: 2 stages, 8 micro-batches, step 20 on cuda".
 function measured.title(m)
-  return ("%s: %d stages, %d micro-batch%s%s%s on %s"):format(m.schedule, m.stages, m.micro, m.micro == 1 and "" or "es",
-    m.chunks > 1 and (", %d chunks a stage"):format(m.chunks) or "", m.step and ", step " .. m.step or "", m.device)
+  return ("%s: %d stages, %d micro-batch%s%s%s on %s"):format(m.schedule, m.stages, m.micro,
+    m.micro == 1 and "" or "es", m.chunks > 1 and (", %d chunks a stage"):format(m.chunks) or "",
+    m.step and ", step " .. m.step or "", m.device)
 end
 
 local function each(list, format, by)
@@ -126,7 +128,8 @@ function measured.report(m, simulated, send)
                                                      each(apart, "%+.1f", 100)),
     ("ms of a micro-batch, by %s: %s"):format(m.chunks > 1 and "chunk" or "stage", table.concat(parts, ", ")),
     (message and ("a message takes %.3f ms; "):format(1e3 * message) or "no stage waited for a message; ")
-      .. (m.clock > 0 and ("the stages' clocks agree within %.3f ms"):format(1e3 * m.clock) or "the stages have one clock"),
+      .. (m.clock > 0 and ("the stages' clocks agree within %.3f ms"):format(1e3 * m.clock)
+          or "the stages have one clock"),
   }, "\n")
 end
 
@@ -137,11 +140,18 @@ function measured.draw(m, simulated, width)
   return ("measured\n%s\n\nsimulated\n%s"):format(draw.text(m.timeline, o), draw.text(simulated, o))
 end
 
---- measured.parts(m, simulated) -> what svg.draw takes.
-function measured.parts(m, simulated)
-  local function name(what, t) return ("%s, %s: idle %.1f %%"):format(m.schedule, what, 100 * t.bubble) end
-  return { name = name("measured", m.timeline), timeline = m.timeline },
-         { name = name("simulated", simulated), timeline = simulated }
+--- measured.picture(list) -> the text of an SVG file.  list: of { m, simulated }, all on one axis.
+function measured.picture(list)
+  local parts = {}
+  for _, pair in ipairs(list) do
+    local m = pair[1]
+    for k, what in ipairs { "measured", "simulated" } do
+      local t = k == 1 and m.timeline or pair[2]
+      parts[#parts + 1] = { name = ("%s, %s: idle %.1f %%"):format(m.schedule, what, 100 * t.bubble), timeline = t }
+    end
+  end
+  local m = list[1][1]
+  return svg.draw(#list == 1 and measured.title(m) or ("%d stages on %s"):format(m.stages, m.device), parts, WIDEST)
 end
 
 -- ---- files ----
@@ -195,7 +205,7 @@ end
 function measured.save(stem, m)
   local simulated = measured.simulated(m)
   fs.write(stem .. ".json", encode(m, simulated))
-  fs.write(stem .. ".svg", svg.draw(measured.title(m), { measured.parts(m, simulated) }))
+  fs.write(stem .. ".svg", measured.picture { { m, simulated } })
   return ("timeline of %s\n%s\n%s.json and .svg"):format(measured.title(m), measured.report(m, simulated), stem)
 end
 
@@ -211,7 +221,8 @@ end
 --- measured.wanted(pp, what): raises where there are no stages to be timed.
 function measured.wanted(pp, what)
   if pp == 1 then
-    c.fail("%s: a timeline shows the stages of a pipeline, and layout.pp is 1; set layout.pp = 2, or leave it out", what)
+    c.fail("%s: a timeline shows the stages of a pipeline, and layout.pp is 1; set layout.pp = 2, or leave it out",
+           what)
   end
 end
 

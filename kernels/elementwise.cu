@@ -1,9 +1,10 @@
 /* elementwise.cu: functions of one tensor and of two, their slopes, and y = alpha x + beta y.
  *
  * All go over packs of 16 bytes in a grid-stride loop of 256 threads a block; the kind is looked at
- * once a pack.  exp, tanh, erf are CUDA's accurate ones.  Bytes moved: each input and output once,
- * and y once more where it is added to. */
-#include "common.cuh"
+ * once a pack.  exp, tanh, erf are CUDA's accurate ones, but in the slope of gelu_tanh, which is
+ * bound by memory only with exp_for (rows.cuh).  Bytes moved: each input and output once, and y once
+ * more where it is added to. */
+#include "rows.cuh"
 
 #define THREADS 256
 
@@ -27,8 +28,8 @@ template <int kind, typename R> __device__ __forceinline__ R value(R x) {
     }
 }
 
-/* Its derivative at x; at the corner of relu and abs it is 0. */
-template <int kind, typename R> __device__ __forceinline__ R slope(R x) {
+/* Its derivative at x, for numbers that lie in memory as T; at the corner of relu and abs it is 0. */
+template <int kind, typename T, typename R = real<T>> __device__ __forceinline__ R slope(R x) {
     const R root_half = (R)0.70710678118654752440, a = (R)0.044715;
     const R root_2_pi = (R)0.79788456080286535588;
     const R density = (R)0.39894228040143267794; /* 1 / sqrt(2 pi) */
@@ -38,8 +39,9 @@ template <int kind, typename R> __device__ __forceinline__ R slope(R x) {
     case PG_SILU: s = 1 / (1 + exp(-x)); return s + x * s * (1 - s);
     case PG_GELU: return (R)0.5 + (R)0.5 * erf(x * root_half) + x * density * exp((R)-0.5 * x * x);
     case PG_GELU_TANH:
-        s = tanh(root_2_pi * (x + a * x * x * x));
-        return (R)0.5 * (1 + s) + (R)0.5 * x * (1 - s * s) * root_2_pi * (1 + 3 * a * x * x);
+        /* (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)) */
+        s = divide_for<T>(1, 1 + exp_for<T>((R)-2 * root_2_pi * (x + a * x * x * x)));
+        return s + 2 * root_2_pi * x * s * (1 - s) * (1 + 3 * a * x * x);
     case PG_TANH: s = tanh(x); return 1 - s * s;
     case PG_SIGMOID: s = 1 / (1 + exp(-x)); return s * (1 - s);
     case PG_EXP: return exp(x);
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(THREADS)
         load<T, W>(v, x + i, n - i);
         load<T, W>(d, dy + i, n - i);
 #define ONE(K)                                                                                     \
-    case K: _Pragma("unroll") for (int k = 0; k < W; k++) d[k] *= slope<K>(v[k]); break;
+    case K: _Pragma("unroll") for (int k = 0; k < W; k++) d[k] *= slope<K, T>(v[k]); break;
         switch (kind) { ALL_UNARY(ONE) }
 #undef ONE
         give<T, W>(dx + i, d, add, n - i);

@@ -80,7 +80,7 @@ void *cuda_kept(const char *op, int64_t bytes) {
     if (bytes <= size) return block;
     void *larger_block;
     if (cuda_check(op, cudaMalloc(&larger_block, (size_t)bytes)) < 0) return NULL;
-    cudaFree(block); /* waits for those who still use it */
+    if (block) cudaFree(block); /* waits for those who still use it */
     block = larger_block;
     size = bytes;
     return block;

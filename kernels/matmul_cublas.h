@@ -78,7 +78,7 @@ void *gemm_scalars(void);           /* 16 bytes of device memory, after gemm_han
 void gemm_plans_forget(void);       /* the next call of each shape chooses anew */
 
 /* tune_cublas.c */
-int gemm_worth_tuning(const gemm_plan *p, const gemm_call *call);
+int gemm_worth_tuning(const gemm_plan *p);
 /* The fastest of n candidates, or 0 where time could not be taken. */
 int gemm_tune(const gemm_plan *p, const gemm_call *call,
               const cublasLtMatmulHeuristicResult_t *found, int n, int *timed);

@@ -4,6 +4,7 @@
  * rank), else from the heuristics' list, whose first entry counts unless the shape is worth timing
  * (tune_cublas.c).  Only algorithms are asked for that give the same bits every time: none, or one
  * whose partial sums are added in f32 in a fixed order.  Plans live as long as the process. */
+#include "../runtime/base/capture.h"
 #include "matmul_cublas.h"
 
 #include <stdlib.h>
@@ -178,7 +179,11 @@ static int choose(gemm_plan *p, const gemm_call *call) {
     int count, timed = 0, best = 0;
     PG_TRY(candidates(p, found, &count));
     if (count == 0) return PG_OK;
-    if (count > 1 && gemm_worth_tuning(p, call)) best = gemm_tune(p, call, found, count, &timed);
+    if (count > 1 && gemm_worth_tuning(p)) {
+        PG_TRY(pg_capture_bars(
+            "matmul", "a product of this size is timed at its first call; run it once before"));
+        best = gemm_tune(p, call, found, count, &timed);
+    }
     p->algo = found[best].algo;
     p->there = 1;
     if (timed) gemm_choice_add(&p->key, &p->algo);

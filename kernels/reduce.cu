@@ -13,7 +13,7 @@ template <int kind> __device__ __forceinline__ double neutral(void) {
     return kind == PG_RMAX ? -INFINITY : kind == PG_RMIN ? INFINITY : 0;
 }
 /* A NaN wins in max and min. */
-template <int kind> __device__ __forceinline__ double join(double a, double b) {
+template <int kind, typename R> __device__ __forceinline__ R join(R a, R b) {
     if (kind == PG_RMAX) return b > a || b != b ? b : a;
     if (kind == PG_RMIN) return b < a || b != b ? b : a;
     return a + b;
@@ -72,6 +72,12 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* How many rows of a type are joined in float before they go to double: turning each number of bf16
+ * or f16 into a double would take longer than reading it, and the sum of 4 loses next to nothing. */
+template <typename T> struct together {
+    static constexpr int rows = sizeof(T) == 2 ? 4 : 1;
+};
+
 /* A block of 32 x LANES threads takes 32 packs of columns of one part: lane l the rows l, l + 8, ...
  * whose results are joined in the order of the lanes.  y is [outer,parts,inner]. */
 template <typename From, typename To, int W, int kind>
@@ -87,8 +93,21 @@ __global__ void __launch_bounds__(32 * LANES)
 #pragma unroll
         for (int k = 0; k < W; k++) acc[k] = neutral<kind>();
         const From *at = x + (line / c.parts * c.n + k0 + threadIdx.y) * inner + column;
-#pragma unroll 4
-        for (int64_t row = k0 + threadIdx.y; row < k1; row += LANES, at += LANES * inner) {
+        constexpr int few = together<From>::rows;
+        int64_t row = k0 + threadIdx.y;
+#pragma unroll(few == 1 ? 4 : 1)
+        for (; row + (few - 1) * LANES < k1; row += few * LANES, at += few * LANES * inner) {
+            real<From> v[few][W];
+#pragma unroll
+            for (int r = 0; r < few; r++) load<From, W>(v[r], at + r * LANES * inner);
+#pragma unroll
+            for (int r = 1; r < few; r++)
+#pragma unroll
+                for (int k = 0; k < W; k++) v[0][k] = join<kind>(v[0][k], v[r][k]);
+#pragma unroll
+            for (int k = 0; k < W; k++) acc[k] = join<kind>(acc[k], (double)v[0][k]);
+        }
+        for (; row < k1; row += LANES, at += LANES * inner) {
             real<From> v[W];
             load<From, W>(v, at);
 #pragma unroll

@@ -30,7 +30,8 @@ enum pg_code {
     PG_EINTR = -7,    /* interrupted by the user */
     PG_ECANCEL = -8,  /* a collective was cancelled by pg_comm_cancel */
     PG_ENODATA = -9,  /* the shape backend holds no numbers */
-    PG_ENONFINITE = -10 /* PG_NAN=1 met a number that is not finite */
+    PG_ENONFINITE = -10, /* PG_NAN=1 met a number that is not finite */
+    PG_EGRAPH = -11   /* not while a graph is recorded; or this device has no graphs */
 };
 enum pg_dtype { PG_F32, PG_F64, PG_BF16, PG_F16, PG_I32, PG_I64, PG_U8, PG_I16, PG_NDTYPES };
 
@@ -351,6 +352,27 @@ int pg_comm_reform(pg_comm *c);
 void pg_status_step(int64_t step);
 void pg_status_where(const char *file_line); /* Lua line of the next waiting call */
 void pg_status_fail(const char *message);    /* why this rank is about to end */
+
+/* ---- graphs: work recorded once, then done again as a whole ---- */
+/* A GPU that is given small ops one by one waits for the host between them; a graph of them starts at once.
+ * From begin to end ops check their arguments as always and are recorded, not done: pg_graph_launch does all
+ * of them, as often as it is called, with the same tensors and scalars, in the stream's order.  What changes
+ * from one time to the next lies in device memory: the step block, tensors written or copied into between.
+ * Refused meanwhile with PG_EGRAPH, and the recording is then spoilt: what the host would see or bring
+ * (reads, writes, moves of pg_host, pg_sync, pg_count_nonfinite), collectives of several ranks, products
+ * that would be timed, a second begin.
+ * Memory: tensors made meanwhile lie in blocks of the graph's own, which nobody else gets while it lives;
+ * storages made before are held as long as it does, whoever frees them.  Ids that recorded ops read are
+ * checked at each launch.  All calls come from the thread that computes. */
+typedef struct pg_graph pg_graph;
+int pg_graph_begin(void);         /* PG_EGRAPH where the device has none: the CPU, which would gain nothing */
+/* Recording ends whatever happened.  out NULL gives it up.  Where it was spoilt or given up nothing was done,
+ * and tensors made meanwhile that are still there may not be touched. */
+int pg_graph_end(pg_graph **out);
+int pg_graph_launch(pg_graph *g); /* returns at once */
+int64_t pg_graph_bytes(const pg_graph *g); /* of the blocks that are its own */
+/* Tensors made in it keep their numbers. */
+void pg_graph_free(pg_graph *g);
 
 /* ---- files: folders and whole files ---- */
 int pg_fs_stat(const char *path, int64_t *size, double *mtime, int *is_dir); /* PG_EIO if absent */

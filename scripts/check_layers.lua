@@ -14,9 +14,9 @@ local TOWER = {
   { "lua/pg/c.lua", "lua/pg/log.lua", "lua/pg/describe.lua", "lua/pg/tensor.lua", "lua/pg/random.lua",
     "lua/pg/scope.lua", "lua/pg/watch.lua", "lua/pg/fs.lua", "lua/pg/json.lua", "lua/pg/step.lua", "lua/pg/gemm.lua" },
   { "lua/pg/tape.lua", "lua/pg/mesh.lua", "lua/pg/agree.lua" },
-  { "lua/pg/params.lua", "lua/pg/segment.lua", "lua/pg/ops/", "lua/pg/ops.lua" },
+  { "lua/pg/params.lua", "lua/pg/buckets.lua", "lua/pg/segment.lua", "lua/pg/ops/", "lua/pg/ops.lua" },
   { "lua/pg/nn/", "lua/pg/nn.lua", "lua/pg/optim/", "lua/pg/optim.lua" },
-  { "lua/pg/parallel/", "lua/pg/parallel.lua" },
+  { "lua/pg/parallel/", "lua/pg/parallel.lua", "lua/pg/graph.lua" },
   { "lua/pg/checkpoint.lua", "lua/pg/fragments.lua", "lua/pg/shards.lua", "lua/pg/data/", "lua/pg/data.lua" },
   { "lua/pg/" }, -- all other files there: init, train, recipe, repl, cmd/ and whatever they share
   { "models/" },

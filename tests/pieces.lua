@@ -10,6 +10,7 @@ local C = c.C
 
 local pieces = {}
 local WIDTH, KV = 12, 2 -- numbers of a row; heads of k and v
+local BLOCK = 0.0012 -- MiB
 
 -- Rows that are padded when they are cut: 5 over 4 ranks are 2, 2, 1 and none.
 local Table = nn.class "Table"
@@ -50,10 +51,11 @@ function Model:init()
 end
 
 --- pieces.trainee(layout, seed, dtype, moments) -> an optimiser of such a model.  Equal seeds: equal weights in every
--- layout.
+-- layout.  Segments differ between layouts: all in one, or at odd levels of ZeRO about one for each block.
 function pieces.trainee(layout, seed, dtype, moments)
   mesh.build(layout)
-  local model = params.build(Model(), { seed = seed, dtype = dtype })
+  local bucket = (layout.zero or 0) % 2 == 1 and BLOCK or nil
+  local model = params.build(Model(), { seed = seed, dtype = dtype, bucket = bucket })
   return pg.optim.adamw(model:parameters(), { rate = 1e-3, moments = moments }, { seed = seed })
 end
 

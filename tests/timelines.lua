@@ -38,7 +38,7 @@ end
 
 -- The loss and all gradients of this rank.
 local function gradients(e, micro, traced)
-  local loss = pg.scope(e.gradients, e, micro, batches(micro), traced)
+  local loss = pg.scope(e.gradients, e, micro, batches(micro), { trace = traced })
   local numbers = { loss }
   for _, s in ipairs(e.segments) do
     for _, piece in ipairs(s:pieces(s.grad)) do

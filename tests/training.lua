@@ -22,6 +22,8 @@ function training.text(words)
   return path
 end
 
+local BLOCK = 0.05 -- MiB: about a block of these models, so that a layout has several segments to share out
+
 --- training.recipe(changes) -> a recipe of 29,000 parameters; changes replace its fields.
 function training.recipe(changes)
   local r = {
@@ -31,6 +33,10 @@ function training.recipe(changes)
     steps = 6, log = { every = 1000 },
   }
   for k, v in pairs(changes or {}) do r[k] = v end
+  if r.layout ~= nil and type(r.layout) ~= "table" then return r end
+  local layout = { bucket = BLOCK }
+  for k, v in pairs(r.layout or {}) do layout[k] = v end
+  r.layout = layout
   return r
 end
 
@@ -56,6 +62,17 @@ function training.column(records, key)
   local out = {}
   for i, r in ipairs(records) do out[i] = r[key] end
   return out
+end
+
+--- training.heard(f) -> what f returns, the lines of the log meanwhile, which are not printed.
+function training.heard(f)
+  local log = require "pg.log"
+  local lines, text = {}, log.text
+  log.text = function(format, ...) lines[#lines + 1] = format:format(...) end
+  local ok, result = pcall(f)
+  log.text = text
+  if not ok then error(result, 0) end
+  return result, lines
 end
 
 -- ---- the same training in every layout ----

@@ -56,9 +56,15 @@ static inline int64_t draw_int(int64_t low, int64_t high) { /* both included */
     return low + (int64_t)(draw_word() % (uint64_t)(high - low + 1));
 }
 /* A size of 1 to most: small, a multiple of 8, or anything. */
+/* PG_TWINS_MOST=64 keeps sizes below that, for checkers that slow kernels down a hundredfold. */
+static inline int64_t at_most(int64_t n) {
+    static int64_t most;
+    if (!most) most = getenv("PG_TWINS_MOST") ? atoll(getenv("PG_TWINS_MOST")) : INT64_MAX;
+    return n < most ? n : most;
+}
 static inline int64_t draw_size(int64_t most) {
     int64_t cap = draw_int(0, 1) && most > 64 ? 64 : most;
-    int64_t n = draw_int(1, cap);
+    int64_t n = at_most(draw_int(1, cap));
     return n > 8 && draw_int(0, 1) ? n / 8 * 8 : n;
 }
 
@@ -209,19 +215,25 @@ static inline double *device_numbers(const twin_array *a, const char *name) {
     return out;
 }
 
-/* The device's numbers are close to the host's, by the norm of the error. */
-static inline void near_named(const twin_array *a, double limit, const char *name, const char *file,
-                              int line) {
-    double *got = device_numbers(a, name), error = error_norm(got, a->host, a->n);
+/* The device's numbers are close to the host's, by the norm of the error; the host's norm counts as
+ * `least` where it is smaller. */
+static inline void near_named(const twin_array *a, double limit, double least, const char *name,
+                              const char *file, int line) {
+    double *got = device_numbers(a, name), error = error_norm(got, a->host, a->n), size = 0;
+    for (int64_t i = 0; i < a->n; i++) size += a->host[i] * a->host[i];
+    if (size > 0 && sqrt(size) < least) error *= sqrt(size) / least;
     if (!(error <= limit))
         fail_msg("%s:%d: %s [%lld] %s is off by %.3g, more than %.3g; PG_TWINS_SEED=%llu", file,
                  line, name, (long long)a->n, pg_dtype_name(a->dtype), error, limit,
                  (unsigned long long)twins.seed);
     free(got);
 }
-#define near(a, limit) near_named(&(a), limit, #a, __FILE__, __LINE__)
+#define near(a, limit) near_named(&(a), limit, 0, #a, __FILE__, __LINE__)
+/* For sums whose addends may cancel to next to nothing, such as a lone one: least is a small part of
+ * the norm that sums of so many have as a rule. */
+#define near_sum(a, limit, least) near_named(&(a), limit, least, #a, __FILE__, __LINE__)
 /* The same numbers. */
-#define same(a) near_named(&(a), 0, #a, __FILE__, __LINE__)
+#define same(a) near_named(&(a), 0, 0, #a, __FILE__, __LINE__)
 
 /* The dtype of kept statistics (rstd, lse): what the kernel computes in. */
 __attribute__((unused)) static int real_dtype(int dtype) {

@@ -15,6 +15,7 @@ local fields = {
   parallel = { "pg.parallel.script", "new" }, stats = { "pg.stats", "of" },
   nonfinite = { "pg.watch", "nonfinite" }, timings = { "pg.watch", "timings" },
   reload = { "pg.live.reload", "module" }, gradients = { "pg.live.look", "gradients" },
+  graph = { "pg.graph", "new" },
   watch_activations = { "pg.live.look", "activations" },
   randn = { "pg.random", "randn" }, rand = { "pg.random", "rand" },
 }

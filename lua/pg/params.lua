@@ -7,6 +7,7 @@
 -- from index `start` of dim `dim` (1 or 2; nil: all of it); `copies` ranks of tp hold the same ones.
 -- One tensor that stacks several runs of rows (GPT-2's q, k and v) is cut run by run: pieces of the same name
 -- with windows of their own.
+local buckets = require "pg.buckets"
 local c = require "pg.c"
 local mesh = require "pg.mesh"
 local Segment = require "pg.segment"
@@ -175,11 +176,13 @@ end
 
 -- Every parameter named; those that this rank holds (its stage's, or lent to a module of it) by segment.
 local function gather(root)
-  local groups, group_of, by_name, seen, taken = {}, {}, {}, {}, {}
-  root:each_parameter(function(p, prefix, name, segment, absent)
+  local groups, group_of, by_name, seen, taken, kin_of = {}, {}, {}, {}, {}, {}
+  root:each_parameter(function(p, prefix, name, segment, absent, kin)
     if prefix and not seen[p] then
       seen[p] = true
       p.home = p.alone and prefix .. name or segment
+      if p.alone or kin_of[p.home] ~= nil and kin_of[p.home] ~= kin then kin = nil end
+      kin_of[p.home] = kin or false
       name_pieces(p, prefix, name)
       for _, piece in ipairs(p.pieces) do
         local other = by_name[piece.name]
@@ -196,6 +199,7 @@ local function gather(root)
     end
     g.list[#g.list + 1] = p
   end)
+  for _, g in ipairs(groups) do g.kin = kin_of[g.name] or nil end
   return groups
 end
 
@@ -240,8 +244,8 @@ function params.sums(segment)
   return sums
 end
 
---- params.lay(root, o) -> { { name, list }, ... }: its parameters cut for this rank and named, those that it holds by
--- segment; none has numbers yet.
+--- params.lay(root, o) -> { { name, list, kin }, ... }: its parameters cut for this rank and named, those that it holds
+-- by item (buckets.lua makes segments of them); none has numbers yet.
 function params.lay(root, o)
   mesh.ready()
   unit = (o.dtype == "bf16" or o.dtype == "f16") and HALF_UNIT or 1
@@ -255,10 +259,11 @@ end
 
 --- params.build(root, o) -> root, its parameters cut for this rank, named, placed in segments and initialised.
 -- o.seed (0), o.dtype ("f32"; gradients of bf16 and f16 are f32, and a master beside the values keeps what they
--- lack); o.train = false: no gradients and masters before an optimiser asks for them.
+-- lack); o.bucket: MiB of gradients in a segment (buckets.SIZE); o.train = false: no gradients and masters before an
+-- optimiser asks for them.
 function params.build(root, o)
   o = o or {}
-  local groups = params.lay(root, o)
+  local groups = buckets.share(params.lay(root, o), o.bucket or buckets.SIZE, o.dtype == "f64" and 8 or 4)
   local seed = ffi.cast("uint64_t", c.int64(o.seed or 0, "seed"))
   root.segments = {}
   for i, g in ipairs(groups) do

@@ -224,6 +224,21 @@ local function check_layout(info, r)
   if r.log.timeline then recipe.guard(info, "log.timeline", measured.wanted, r.layout.pp, "log.timeline") end
 end
 
+-- What is looked at after every op, or on the host, a graph cannot have in it.
+local function check_graphs(info, r)
+  if not r.graphs then return end
+  if host.ranks > 1 then
+    recipe.fail(info, "graphs", "graphs = true goes with one rank, and there are %d, which compare their collectives "
+                .. "on the host in every step; leave graphs out", host.ranks)
+  end
+  for _, name in ipairs { "PG_NAN", "PG_TRACE", "PG_PROFILE" } do
+    if os.getenv(name) == "1" then
+      recipe.fail(info, "graphs", "graphs = true launches a step's ops as a whole, and %s=1 looks at every one; unset "
+                  .. "it, or leave graphs out", name)
+    end
+  end
+end
+
 local function check_data(info, r)
   if (r.data.tokens and 1 or 0) + (r.data.text and 1 or 0) + (r.data.random and 1 or 0) > 1 then
     recipe.fail(info, "data.tokens", "data has more than one of tokens (files of ids), text (a file of text) and "
@@ -268,6 +283,7 @@ function recipe.resolve(given, overrides, info)
   check_optim(info, r.optim)
   r.data.seed = r.data.seed or r.seed
   check_layout(info, r)
+  check_graphs(info, r)
   check_data(info, r)
   return r
 end

@@ -3,6 +3,7 @@
 -- A field is { kind, default, doc } as in describe.lua, with kinds of our own besides: "seed" (64 bits), "ranks" (an
 -- integer or "rest"), "schedule" (a name or a function), "model", "optim"; or
 -- { fields = {...}, doc = } for a group of fields.
+local buckets = require "pg.buckets"
 local c = require "pg.c"
 local describe = require "pg.describe"
 local schedule = require "pg.parallel.schedule"
@@ -17,6 +18,8 @@ fields.top = {
     tp       = { "integer", 1, "tensor parallel", low = 1 },
     zero     = { "integer", 0, "what dp ranks share out: 0 nothing, 1 moments, 2 gradients too, 3 weights too",
                  low = 0, high = 3 },
+    bucket   = { "number", buckets.SIZE, "MiB of gradients that travel over dp as one message: small blocks together, "
+                 .. "a large one in parts; 0: each tensor for itself", low = 0 },
     schedule = { "schedule", "1f1b", "order of a pipeline's micro-batches: a name or a function" },
     chunks   = { "integer", nil, "runs of blocks on each stage; default: 2 where interleaved, else 1", low = 1 },
     blocks   = { "table", nil, "blocks of each chunk; default: as even as their parameters allow", low = 1 },
@@ -38,6 +41,7 @@ fields.top = {
   micro     = { "integer", nil, "sequences in a micro-batch; default: a rank's share of the batch", low = 1 },
   recompute = { { "none", "norms", "block" }, "none", "what backward computes again instead of keeping it" },
   deterministic = { "boolean", false, "the same bits in every run, also where that costs time" },
+  graphs    = { "boolean", false, "on a GPU a step's gradients are recorded once and launched as a whole" },
   optim     = { "optim", nil, "{ \"adamw\" or \"sgd\", its settings }" },
   steps     = { "integer", nil, "optimiser steps", low = 1 },
   seed      = { "seed", "0", "of initial values, dropout and the order of data" },

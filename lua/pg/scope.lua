@@ -154,7 +154,14 @@ function scope.plain()
   return true
 end
 
+--- scope.depth() -> how many are open.  scope.inside(t, d) -> true where t will die with one opened beyond depth d.
 function scope.depth() return depth end
+function scope.inside(t, d)
+  for i = d + 1, depth do
+    if t.scope == stack[i] then return true end
+  end
+  return false
+end
 
 --- scope.reset(to): after an error at the prompt, close what it left open.
 function scope.reset(to) if depth > (to or 0) then scope.close((to or 0) + 1) end end

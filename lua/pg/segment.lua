@@ -1,5 +1,6 @@
--- segment.lua: the parameters of one block laid end to end in flat buffers: value, gradient, master; an
--- optimiser adds moments.  A segment is the unit of reducing, sharding, updating and saving.
+-- segment.lua: the parameters of one block, of several small ones or of a part of a large one (buckets.lua), laid end
+-- to end in flat buffers: value, gradient, master; an optimiser adds moments.  A segment is the unit of reducing,
+-- sharding, updating and saving.
 -- Order: what tensor parallelism cuts, then what its ranks all hold; matrices before the rest in both.
 -- Each parameter starts on a multiple of 64 elements.
 --   s.count               elements of the whole
@@ -41,8 +42,8 @@ local function place(list, share)
   return order, up(offset, ALIGN * share)
 end
 
---- Segment.hash(t) -> a hash of a tensor's bytes as two numbers that a double holds exactly.
-function Segment.hash(t)
+-- A hash of a tensor's bytes, as two numbers that a double holds exactly.
+local function hash(t)
   local n = t.count * tonumber(C.pg_dtype_size(Tensor.codes[t.dtype]))
   local bytes = ffi.new("uint8_t[?]", math.max(n, 1))
   c.check(C.pg_tensor_read(t:alive().raw, 0, bytes, n))
@@ -108,7 +109,7 @@ function Segment.new(name, list, dtype, o)
   set_numbers(s, o)
   if o.train ~= false then s:for_training() end
   if s.level == 3 then
-    s.born = { Segment.hash(s.value) } -- the whole is seen once: for parallel/same_weights.lua
+    s.born = s:hashes() -- the whole is seen once: for parallel/same_weights.lua
     s:part_values()
   end
   return s
@@ -389,6 +390,16 @@ function Segment:pieces(flat)
     end
   end
   return out
+end
+
+--- segment:hashes() -> { { name, low, high }, ... }: of each named piece of the values, all of which are here.
+function Segment:hashes()
+  local list = {}
+  for i, piece in ipairs(self:pieces(self.value)) do
+    list[i] = { piece.name, hash(piece.view) }
+    piece.view:free()
+  end
+  return list
 end
 
 return Segment

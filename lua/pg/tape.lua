@@ -25,6 +25,7 @@ local C = c.C
 -- What the present micro-batch is, for ops that draw random numbers: step (the step block), sample0 (place
 -- of its first sample in the global batch), training (false: no dropout).  A recomputed block sees the
 -- context that its first run saw.
+-- leaves: { of =, depth = }: how each leaf born at that depth of scopes was before its gradient changed; or nil.
 -- remake: what a norm or an activation made, and a product saves for its weight's gradient, is not kept but
 -- made again from what the norm saved (recompute = "norms").
 local tape = { enabled = true, remake = false, context = { training = true, sample0 = 0 } }
@@ -158,6 +159,10 @@ end
 -- Where the gradient of leaf t goes: its own t.grad, written the first time of a step, then added to.
 -- Not for a mixed op and of another dtype: a tensor like t, and then what it goes to in the end and how.
 local function leaf_target(t, mixed)
+  local leaves = tape.leaves
+  if leaves and not leaves.of[t] and not scope.inside(t, leaves.depth) then
+    leaves.of[t] = { grad = t.grad or false, fresh = t.grad_fresh and true or false, raw = t.raw }
+  end
   if not t.grad then
     t.grad = Tensor.empty(t.shape, t.grad_dtype or t.dtype):keep()
     t.grad_fresh = true

@@ -48,6 +48,7 @@ local function setup(r, info)
   -- model: the trainer's, or what stands for it on a pipeline's last stage
   t.engine = engine.new(t.model, t.optim.segments, { plan = t.plan, schedule = r.layout.schedule,
     loss = function(model, batch) return parts.loss(t.recipe, t.info, model, batch) end })
+  parts.record(r, t)
   t.settings = run.settings(r)
   t.mfu = parts.mfu(r, t.model)
   t.state = { step = 0, steps = r.steps, tokens = 0, epoch = 0, position = 0 }
@@ -121,9 +122,20 @@ function Trainer:show()
   return self.shown
 end
 
+-- The gradients of this step once more, looked at before they are summed -> this rank's first bad one, by name.  All
+-- ranks do it together; nothing was updated, so they are the same.
+function Trainer:blame()
+  if engine.looks() then return nil end -- they have been looked at
+  self.engine:gradients(self.micro, function(i) return self.loader:micro(i) end, { look = true })
+  for _, s in ipairs(self.optim.segments) do s:fresh() end
+  return self.engine.bad
+end
+
 -- One update; the recipe's own rate (nil: it has not been asked) may be at fault.
 function Trainer:update(known)
-  local ok, norm, rate = pcall(self.optim.step, self.optim, { reduced = true, state = self:show(), rate = known })
+  local ok, norm, rate = pcall(self.optim.step, self.optim,
+    { reduced = true, state = self:show(), rate = known, bad = self.engine.bad,
+      blame = function() return scope.run(self.blame, self) end })
   if ok then return norm, rate end
   if type(norm) == "string" and norm:find "^rate" then recipe.fail(self.info, "optim.rate", "%s", norm) end
   agree.fail(tostring(norm) .. (self.swapped or ""))
@@ -144,15 +156,13 @@ function Trainer:first_bad()
   return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
 end
 
--- End, on all ranks, where a loss or else a gradient is not finite: the first rank that has such a one is named.
+-- End, on all ranks, where a loss is not finite: the first rank that has such a one is named.
 function Trainer:stop_nonfinite(loss)
   local function told(what)
     return ("step %d, rank %d: %s; nothing was updated"):format(self.state.step, mesh.rank(), what)
   end
-  local bad = self.engine.bad
   local first = agree.first(not finite(loss) and told(("the loss is %s; first bad tensor: %s"):format(
     tostring(loss), self:first_bad())) or nil)
-  first = first or agree.origin(bad and told("first bad gradient: " .. bad) or nil)
   first = first or ("step %d: the sum of the ranks' losses is not finite"):format(self.state.step)
   agree.fail(first .. (self.swapped or ""))
 end
@@ -187,10 +197,11 @@ function Trainer:gather(reshaped)
   C.pg_status_step(state.step)
   local batch = self:next_batch()
   if reshaped or state.step == self.first then self:settle_choices(batch) end
+  self.micro = batch.micro
   local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end,
-                                      state.step == self.recipe.log.timeline)
+                                      { trace = state.step == self.recipe.log.timeline })
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
-  local numbers = { share, stop, (self.engine.bad or not finite(share)) and 1 or 0 }
+  local numbers = { share, stop, finite(share) and 0 or 1 }
   self.busy:add(numbers)
   local told = mesh.world:sum_numbers(numbers)
   self.busy:note(told)
@@ -347,6 +358,7 @@ function Trainer:run()
     live.boundary(self)
     self:after(scope.run(self.step, self))
   end
+  parts.record({ graphs = false }, self)
   live.close(self)
   log.text("%s at step %d of %d: %s tokens in %s", self.stopping and "stopped, as asked," or "done", state.step,
            state.steps, log.count(state.tokens - tokens), log.duration(C.pg_time() - start))

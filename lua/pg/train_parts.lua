@@ -5,6 +5,7 @@ local choices = require "pg.choices"
 local data = require "pg.data"
 local describe = require "pg.describe"
 local flops = require "pg.flops"
+local graph = require "pg.graph"
 local layout = require "pg.parallel.layout"
 local mesh = require "pg.mesh"
 local recipe = require "pg.recipe"
@@ -127,6 +128,13 @@ function parts.optim(r)
   local settings = {}
   for k, v in pairs(r.optim) do if k ~= 1 then settings[k] = v end end
   return settings
+end
+
+--- parts.record(settings, trainer): a step is two graphs or none: its gradients, after which the host looks at the loss
+-- and asks for the rate; norm and update.
+function parts.record(r, trainer)
+  trainer.engine:record(r.graphs)
+  trainer.optim:record(r.graphs and graph.new or nil)
 end
 
 --- parts.about(settings) -> what schedules of the rate are told of the run.

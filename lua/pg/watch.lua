@@ -69,6 +69,9 @@ local function refuse(name, rc)
   c.fail("%s: %s", name, text)
 end
 
+--- watch.looks() -> true where something is wanted of every single op.
+function watch.looks() return watch.nan or watch.trace or sums ~= nil end
+
 --- watch.done(name, rc, y) -> y.  Ends every op: raises where rc says so, inspects where asked.
 function watch.done(name, rc, y)
   if rc < 0 then refuse(name, rc) end

@@ -1,6 +1,7 @@
 /* backend.c: which backend is in force.  Chosen once for the process by name (PG_DEVICE names it where
  * nobody else does); libpg_cuda.so, where it lies beside the program, is opened at run time and must
  * carry backend.h's number. */
+#include "../base/capture.h"
 #include "pool.h"
 #include "ranks.h"
 
@@ -180,6 +181,7 @@ const char *pg_device(void) { return device ? device->name : ""; }
 
 int pg_sync(void) {
     PG_POLL();
+    PG_TRY(pg_capture_bars("sync", "there is nothing to wait for; wait afterwards"));
     const pg_backend *b = pg_backend_now();
     return b ? b->memory->sync() : PG_EDEVICE;
 }

@@ -63,16 +63,26 @@ typedef struct {
     void (*shutdown)(void); /* leave the world; nothing stays behind */
 } pg_collective_ops;
 
+/* Work recorded and replayed; pg_graph_* of pg.h.  Between begin and end what the stream is given is noted down
+ * and not done; the core has seen to it that nothing waits for it and that no block is given back. */
+typedef struct {
+    int (*begin)(void);
+    int (*end)(void **graph);   /* graph NULL: what was recorded is dropped.  It ends in any case */
+    int (*launch)(void *graph); /* on the stream; does not wait */
+    void (*free)(void *graph);  /* also while it runs */
+} pg_graph_ops;
+
 typedef struct pg_backend {
     const char *name;
     const pg_memory_ops *memory;
     const pg_kernels *kernels;            /* NULL: shapes alone */
     const pg_collective_ops *collectives; /* NULL: a world of one */
+    const pg_graph_ops *graphs;           /* NULL: none */
     pg_stream stream;
 } pg_backend;
 
 /* Raise it with every change of kernels.h or this file: a plug-in built with another is refused. */
-#define PG_BACKEND_ABI 5
+#define PG_BACKEND_ABI 6
 
 /* The backend in force; opens "auto" at the first call if pg_init was not called.  NULL + message. */
 const pg_backend *pg_backend_now(void);

@@ -173,6 +173,7 @@ const pg_backend *pg_cuda_open(int abi) {
                                .memory = &cuda_memory,
                                .kernels = pg_kernels_cuda(),
                                .collectives = &pg_collectives_nccl,
+                               .graphs = &cuda_graphs,
                                .stream = (pg_stream)cuda.stream};
     }
     return &backend;

@@ -1,6 +1,7 @@
 /* cuda_device.h: what the files of the CUDA backend share: the one device and the host's waiting.
  *
  *   cuda.c        the table of backend.h; opening the device; memory
+ *   cuda_graph.c  graphs: work recorded and launched as a whole
  *   cuda_host.c   pinned buffers that the device reads and writes by itself
  *   cuda_marks.c  moments on the device's clock
  *   cuda_wait.c   how the host waits; what was found, for `pgrun --version`
@@ -34,6 +35,7 @@ const pg_backend *pg_cuda_open(int abi); /* NULL + message */
 void pg_cuda_versions(char *text, size_t bytes);
 
 extern const pg_memory_ops cuda_memory;
+extern const pg_graph_ops cuda_graphs; /* cuda_graph.c */
 extern const pg_collective_ops pg_collectives_nccl;
 
 /* cuda_host.c: fields of cuda_memory */

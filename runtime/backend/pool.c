@@ -3,6 +3,7 @@
  * would be gigabytes, there are 64 and it is a 64th.  Bins are plain stacks kept outside the blocks,
  * because a block may be device memory.  One mutex: a progress thread may free too. */
 #include "pool.h"
+#include "../base/capture.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -22,6 +23,19 @@ typedef struct {
     int64_t count, room;
 } bin;
 
+typedef struct { /* scratch for one kernel call */
+    void *block;
+    int64_t bytes;
+} span;
+
+struct pg_arena {
+    bin bins[BINS]; /* its free blocks */
+    int64_t bytes;  /* of all its blocks */
+    int64_t out;    /* blocks that callers hold */
+    int closed, spoilt;
+    span scratch;
+};
+
 static struct {
     pthread_mutex_t lock;
     bin bins[BINS];
@@ -33,8 +47,9 @@ static struct {
     int tag_count, tag;
     int plain; /* PG_POOL=0 */
     int ready;
-    void *scratch;
-    int64_t scratch_bytes;
+    int graphs; /* the tag of arenas */
+    span scratch;
+    pg_arena *arena; /* in use, or NULL */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void prepare(void) {
@@ -43,7 +58,8 @@ static void prepare(void) {
     const char *s = getenv("PG_POOL");
     pool.plain = s && !strcmp(s, "0");
     pool.tags[0] = strdup("other");
-    pool.tag_count = 1;
+    pool.tags[pool.graphs = 1] = strdup("graphs");
+    pool.tag_count = 2;
 }
 
 static int log2_of(int64_t bytes) { return 63 - __builtin_clzll((unsigned long long)bytes); }
@@ -70,7 +86,9 @@ static void give_back(void *block, int64_t bytes) {
     pool.blocks--;
 }
 
+/* Freeing waits for the device, which may not be asked to while it only takes notes. */
 static void trim(void) {
+    if (pg_capture_on()) return;
     for (int b = 0; b < BINS; b++) {
         bin *f = &pool.bins[b];
         while (f->count) {
@@ -99,11 +117,12 @@ static int report_full(int64_t bytes) {
 
 static int should_fail(void) { return pool.fail_in > 0 && --pool.fail_in == 0; }
 
+/* A block nobody holds, from the pool's bin or the device; counted under `tag`.  A graph's recording would
+ * note the filling of PG_POOL=0 down as a part of it, so there is none then. */
 static int take_locked(void **block, int64_t bytes, int tag) {
     int64_t rounded;
     int b = bin_of(bytes, &rounded);
-    if (should_fail() || (pool.limit > 0 && pool.in_use + rounded > pool.limit))
-        return report_full(bytes);
+    if (pool.limit > 0 && pool.in_use + rounded > pool.limit) return report_full(bytes);
     bin *f = &pool.bins[b];
     if (f->count) {
         *block = f->blocks[--f->count];
@@ -119,22 +138,12 @@ static int take_locked(void **block, int64_t bytes, int tag) {
         }
         if (!*block) return report_full(bytes);
         pool.blocks++;
-        if (pool.plain) d->memory->set(*block, 0xff, rounded);
+        if (pool.plain && !pg_capture_on()) d->memory->set(*block, 0xff, rounded);
     }
     pool.in_use += rounded;
     pool.by_tag[tag] += rounded;
     if (pool.in_use > pool.peak) pool.peak = pool.in_use;
     return PG_OK;
-}
-
-int pg_pool_take(void **block, int64_t bytes, int tag) {
-    if (bytes < 0 || bytes > ((int64_t)1 << 60))
-        return pg_fail(PG_EINVAL, "memory: %lld bytes asked", (long long)bytes);
-    pthread_mutex_lock(&pool.lock);
-    prepare();
-    int rc = take_locked(block, bytes, tag);
-    pthread_mutex_unlock(&pool.lock);
-    return rc;
 }
 
 static int keep(bin *f, void *block) {
@@ -149,31 +158,103 @@ static int keep(bin *f, void *block) {
     return 1;
 }
 
-void pg_pool_give(void *block, int64_t bytes, int tag) {
+static void give_locked(void *block, int64_t bytes, int tag) {
     int64_t rounded;
-    int b = bin_of(bytes, &rounded);
-    pthread_mutex_lock(&pool.lock);
+    int b = bin_of(bytes, &rounded), recording = pg_capture_on();
     pool.in_use -= rounded;
     pool.by_tag[tag] -= rounded;
-    if (pool.plain) {
+    if (pool.plain && !recording) {
         pg_backend_device()->memory->set(block, 0xa5, rounded);
         give_back(block, rounded);
     } else if (keep(&pool.bins[b], block)) {
         pool.kept += rounded;
-    } else {
+    } else if (!recording) {
         give_back(block, rounded);
+    } /* else it is lost: no memory for a list, and the device may not be asked */
+}
+
+/* ---- arenas ---- */
+
+pg_arena *pg_arena_new(void) {
+    pg_arena *a = calloc(1, sizeof *a);
+    if (!a) pg_fail(PG_ENOMEM, "graph: no memory for the list of its blocks");
+    return a;
+}
+
+void pg_arena_use(pg_arena *a) { pool.arena = a; }
+int64_t pg_arena_bytes(const pg_arena *a) { return a->bytes; }
+int pg_arena_spoilt(const pg_arena *a) { return a && a->spoilt; }
+
+static int arena_take(pg_arena *a, void **block, int64_t bytes) {
+    int64_t rounded;
+    bin *f = &a->bins[bin_of(bytes, &rounded)];
+    if (f->count) *block = f->blocks[--f->count];
+    else {
+        PG_TRY(take_locked(block, bytes, pool.graphs));
+        a->bytes += rounded;
     }
+    a->out++;
+    return PG_OK;
+}
+
+static void arena_give(pg_arena *a, void *block, int64_t bytes) {
+    int64_t rounded;
+    bin *f = &a->bins[bin_of(bytes, &rounded)];
+    a->out--;
+    if (a->closed) give_locked(block, bytes, pool.graphs);
+    else (void)keep(f, block); /* without memory for the list it stays out of use until the end */
+    if (a->closed && !a->out) free(a);
+}
+
+void pg_arena_close(pg_arena *a, int spoilt) {
+    if (!a) return;
+    pthread_mutex_lock(&pool.lock);
+    if (a->scratch.block) arena_give(a, a->scratch.block, a->scratch.bytes);
+    for (int b = 0; b < BINS; b++) {
+        bin *f = &a->bins[b];
+        while (f->count) give_locked(f->blocks[--f->count], size_of_bin(b), pool.graphs);
+        free(f->blocks);
+        *f = (bin){0};
+    }
+    a->scratch = (span){0};
+    a->spoilt = spoilt;
+    a->closed = 1;
+    if (!a->out) free(a);
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* ---- taking and giving ---- */
+
+int pg_pool_take(void **block, int64_t bytes, int tag, pg_arena **from) {
+    if (bytes < 0 || bytes > ((int64_t)1 << 60))
+        return pg_fail(PG_EINVAL, "memory: %lld bytes asked", (long long)bytes);
+    pthread_mutex_lock(&pool.lock);
+    prepare();
+    *from = pool.arena;
+    int rc = should_fail() ? report_full(bytes)
+             : pool.arena  ? arena_take(pool.arena, block, bytes)
+                           : take_locked(block, bytes, tag);
+    pthread_mutex_unlock(&pool.lock);
+    return rc;
+}
+
+void pg_pool_give(void *block, int64_t bytes, int tag, pg_arena *from) {
+    pthread_mutex_lock(&pool.lock);
+    if (from) arena_give(from, block, bytes);
+    else give_locked(block, bytes, tag);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* An arena has one of its own, since the pool's is given back when a larger one is asked for. */
 void *pg_pool_scratch(int64_t bytes) {
-    if (bytes <= pool.scratch_bytes && pool.scratch) return pool.scratch;
-    if (pool.scratch) pg_pool_give(pool.scratch, pool.scratch_bytes, 0);
-    pool.scratch = NULL;
-    pool.scratch_bytes = 0;
-    if (pg_pool_take(&pool.scratch, bytes, 0) < 0) return pool.scratch = NULL;
-    pool.scratch_bytes = bytes;
-    return pool.scratch;
+    pg_arena *a = pool.arena;
+    span *r = a ? &a->scratch : &pool.scratch;
+    if (bytes <= r->bytes && r->block) return r->block;
+    if (r->block) pg_pool_give(r->block, r->bytes, 0, a);
+    *r = (span){0};
+    if (pg_pool_take(&r->block, bytes, 0, &a) < 0) return r->block = NULL;
+    r->bytes = bytes;
+    return r->block;
 }
 
 int pg_pool_wants_collect(void) {

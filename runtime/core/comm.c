@@ -3,6 +3,7 @@
  * A group of one has no backend part: its collectives are copies or nothing.  An asynchronous call
  * keeps a view of each tensor, so that their storage outlives the operation whatever Lua frees. */
 #include "../backend/page.h"
+#include "../base/capture.h"
 #include "tensor.h"
 
 #include <stdlib.h>
@@ -135,10 +136,17 @@ static void free_dropped(void) {
     }
 }
 
+/* A collective of several ranks goes to a stream of their group, and its call is compared on the host. */
+static int outside_graph(const pg_comm *c, const char *op) {
+    if (!c->impl) return PG_OK;
+    return pg_capture_bars(op, "ranks compare their calls on the host, each time; call it outside");
+}
+
 /* Where the caller wants it later, a work that holds out and in; else *w stays NULL. */
-static int begin(pg_work **w, pg_work **work, const char *op, const pg_tensor *out,
-                 const pg_tensor *in) {
+static int begin(pg_work **w, pg_work **work, const pg_comm *c, const char *op,
+                 const pg_tensor *out, const pg_tensor *in) {
     *w = NULL;
+    PG_TRY(outside_graph(c, op));
     if (!work) return PG_OK;
     *work = NULL;
     free_dropped();
@@ -165,6 +173,7 @@ static int finish(const pg_comm *c, pg_work *w, pg_work **work, int code, void *
 
 int pg_work_wait(pg_work *w) {
     if (!w) return pg_fail(PG_EINVAL, "work: it is missing (NULL); wait once only");
+    if (w->ticket) PG_TRY(pg_capture_bars("work", "it began outside; wait for it before"));
     int code = w->ticket ? w->ops->wait(w->ticket) : PG_OK;
     drop_work(w);
     return code;
@@ -224,7 +233,7 @@ int pg_allreduce(pg_comm *c, pg_tensor *t, int op, pg_work **work) {
     PG_TRY(check_comm("allreduce", c));
     PG_TRY(check_tensor("allreduce", t));
     PG_TRY(check_sum("allreduce", t, op));
-    PG_TRY(begin(&w, work, "allreduce", t, NULL));
+    PG_TRY(begin(&w, work, c, "allreduce", t, NULL));
     if (!is_local(c))
         code = c->ops->allreduce(c->impl, pg_tensor_at(t), t->count, t->dtype, op, &ticket);
     return finish(c, w, work, code, ticket);
@@ -238,7 +247,7 @@ int pg_allgather(pg_comm *c, pg_tensor *out, const pg_tensor *in, pg_work **work
     PG_TRY(check_tensor("allgather", out));
     PG_TRY(check_tensor("allgather", in));
     PG_TRY(check_parts("allgather", c, out, in));
-    PG_TRY(begin(&w, work, "allgather", out, in));
+    PG_TRY(begin(&w, work, c, "allgather", out, in));
     int code = is_local(c) ? copy_local(out, in)
                            : c->ops->allgather(c->impl, pg_tensor_at(out), pg_tensor_at(in),
                                                in->count, in->dtype, &ticket);
@@ -254,7 +263,7 @@ int pg_reducescatter(pg_comm *c, pg_tensor *out, const pg_tensor *in, int op, pg
     PG_TRY(check_tensor("reducescatter", in));
     PG_TRY(check_sum("reducescatter", in, op));
     PG_TRY(check_parts("reducescatter", c, in, out));
-    PG_TRY(begin(&w, work, "reducescatter", out, in));
+    PG_TRY(begin(&w, work, c, "reducescatter", out, in));
     int code = is_local(c) ? (c->size == 1 ? copy_local(out, in) : PG_OK)
                            : c->ops->reducescatter(c->impl, pg_tensor_at(out), pg_tensor_at(in),
                                                    out->count, out->dtype, op, &ticket);
@@ -269,7 +278,7 @@ int pg_broadcast(pg_comm *c, pg_tensor *t, int root, pg_work **work) {
     PG_TRY(check_comm("broadcast", c));
     PG_TRY(check_tensor("broadcast", t));
     PG_TRY(check_rank("broadcast", c, "root", root));
-    PG_TRY(begin(&w, work, "broadcast", t, NULL));
+    PG_TRY(begin(&w, work, c, "broadcast", t, NULL));
     if (!is_local(c))
         code = c->ops->broadcast(c->impl, pg_tensor_at(t), t->count, t->dtype, root, &ticket);
     return finish(c, w, work, code, ticket);
@@ -290,7 +299,7 @@ int pg_send(pg_comm *c, const pg_tensor *t, int peer, pg_work **work) {
     PG_TRY(check_comm("send", c));
     PG_TRY(check_tensor("send", t));
     PG_TRY(check_peer("send", c, peer));
-    PG_TRY(begin(&w, work, "send", t, NULL));
+    PG_TRY(begin(&w, work, c, "send", t, NULL));
     if (!is_local(c))
         code = c->ops->send(c->impl, pg_tensor_at(t), t->count, t->dtype, peer, &ticket);
     return finish(c, w, work, code, ticket);
@@ -304,7 +313,7 @@ int pg_recv(pg_comm *c, pg_tensor *t, int peer, pg_work **work) {
     PG_TRY(check_comm("recv", c));
     PG_TRY(check_tensor("recv", t));
     PG_TRY(check_peer("recv", c, peer));
-    PG_TRY(begin(&w, work, "recv", t, NULL));
+    PG_TRY(begin(&w, work, c, "recv", t, NULL));
     if (!is_local(c))
         code = c->ops->recv(c->impl, pg_tensor_at(t), t->count, t->dtype, peer, &ticket);
     return finish(c, w, work, code, ticket);
@@ -315,6 +324,7 @@ int pg_barrier(pg_comm *c) {
     PG_POLL();
     PG_TRY(check_comm("barrier", c));
     if (is_local(c)) return PG_OK;
+    PG_TRY(outside_graph(c, "barrier"));
     PG_TRY(c->ops->barrier(c->impl, &ticket));
     return c->ops->wait(ticket);
 }

@@ -1,5 +1,6 @@
 /* host_buffer.c: pg_host: a run of host memory, and moving parts of it to and from tensors.  Where
  * blocks are host memory anyway (cpu), a move is a copy made at once and there is nothing to wait for. */
+#include "../base/capture.h"
 #include "tensor.h"
 
 #include <stdlib.h>
@@ -52,6 +53,7 @@ static int move(pg_host *h, int64_t offset, const pg_tensor *t, int64_t first, i
     const pg_backend *b = pg_backend_now();
     PG_TRY(pg_tensor_usable(t, op));
     if (!b->kernels || !bytes) return PG_OK;
+    PG_TRY(pg_capture_bars(op, "the host moves nothing meanwhile; move it before or afterwards"));
     pg_id_range before = t->storage->ids;
     char *device = (char *)(to_device ? pg_tensor_at(t) : (void *)pg_tensor_peek(t)) + first * size;
     char *host = h->data + offset;
@@ -74,12 +76,14 @@ int pg_host_download(pg_host *h, int64_t offset, const pg_tensor *t, int64_t fir
 
 int pg_host_join(pg_host *h) {
     if (!h) return pg_fail(PG_EINVAL, "join: the buffer is missing (NULL)");
+    PG_TRY(pg_capture_bars("join", "moves are none of it; join before"));
     return h->pinned ? pg_backend_device()->memory->join(h->pinned) : PG_OK;
 }
 
 int pg_host_wait(pg_host *h) {
     PG_POLL();
     if (!h) return pg_fail(PG_EINVAL, "wait: the buffer is missing (NULL)");
+    PG_TRY(pg_capture_bars("wait", "moves are none of it; wait before"));
     return h->pinned ? pg_backend_device()->memory->settle(h->pinned) : PG_OK;
 }
 

@@ -1,5 +1,6 @@
 /* marks.c: pg_marks: moments between ops, told by the device where it has a clock of its own, else by
  * the host, whose ops are done when they return. */
+#include "../base/capture.h"
 #include "tensor.h"
 
 #include <math.h>
@@ -50,6 +51,7 @@ int pg_marks_set(pg_marks *m, int i) {
     if (!m) return pg_fail(PG_EINVAL, "marks: they are missing (NULL)");
     if (i < 0 || i >= m->n)
         return pg_fail(PG_EINVAL, "marks: number %d; they are counted 0 to %d", i, m->n - 1);
+    PG_TRY(pg_capture_bars("marks", "it has no moment yet; set them before and afterwards"));
     if (m->events) PG_TRY(pg_backend_device()->memory->mark_set(m->events[i]));
     m->times[i] = m->events ? 0 : pg_time();
     if (m->first < 0) m->first = i;
@@ -60,6 +62,7 @@ int pg_marks_read(pg_marks *m, double *seconds) {
     PG_POLL();
     if (!m || !seconds)
         return pg_fail(PG_EINVAL, "marks: %s missing (NULL)", m ? "seconds are" : "they are");
+    PG_TRY(pg_capture_bars("marks", "the host waits for nothing in it; read them afterwards"));
     for (int i = 0; i < m->n; i++) {
         seconds[i] = m->times[i];
         if (m->events && !isnan(seconds[i]))

@@ -1,5 +1,6 @@
 /* ops.c: filling, copying, elementwise ops, reductions and rearranging: the checks of their
  * arguments, then one call of a kernel.  Neighbours: ops_nn.c, ops_update.c; helpers in check.h. */
+#include "../base/capture.h"
 #include "check.h"
 
 #include <math.h>
@@ -17,11 +18,15 @@ int pg_copy(pg_tensor *y, const pg_tensor *x) {
     PG_SAME_COUNT("copy", y, x);
     if (y->dtype != x->dtype) PG_APART("copy", y, x);
     PG_OPEN(b, "copy", y, x);
-    if (y->dtype == x->dtype)
-        return b->memory->copy(pg_tensor_at(y), pg_tensor_at(x), y->count * pg_dtype_size(y->dtype),
-                               b->stream);
-    return b->kernels->cast(pg_tensor_at(y), pg_tensor_at(x), y->count, y->dtype, x->dtype,
-                            b->stream);
+    if (y->dtype != x->dtype)
+        return b->kernels->cast(pg_tensor_at(y), pg_tensor_peek(x), y->count, y->dtype, x->dtype,
+                                b->stream);
+    pg_id_range before = y->storage->ids, now = x->storage->ids; /* of all of x: wide enough */
+    PG_TRY(b->memory->copy(pg_tensor_at(y), pg_tensor_peek(x), y->count * pg_dtype_size(y->dtype),
+                           b->stream));
+    if (pg_capture_on()) now.known = 0; /* x may hold others the next time */
+    pg_ids_note(y, before, now);
+    return PG_OK;
 }
 
 /* ---- random ---- */

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdio.h>
 #include "../../kernels/ids.h"
+#include "../base/capture.h"
+#include "graph.h"
 #include "ops_nn.h"
 
 int pg_ids_dtype(const char *op, const char *what, const pg_tensor *ids) {
@@ -33,7 +35,7 @@ void pg_ids_note(const pg_tensor *t, pg_id_range before, pg_id_range now) {
     pg_storage *s = t->storage;
     int whole = t->first == 0 && t->count * pg_dtype_size(t->dtype) == s->bytes;
     if (!whole) { /* the other ids are as before; those written over only make the range too wide */
-        now.known = now.known && before.known;
+        now.known = now.known && before.known && !pg_capture_on(); /* a graph's next time differs */
         widen(&now, before.high, before.negative);
     }
     now.known = now.known && !s->exposed;
@@ -48,7 +50,9 @@ static int known_good(const pg_id_range *range, int64_t v, const int64_t *ignore
 int pg_ids_check(const pg_backend *b, const char *op, const char *what, const pg_tensor *ids,
                  int64_t v, const int64_t *ignore) {
     if (v == 0 && ids->count > 0) return pg_fail(PG_ESHAPE, "%s: the vocabulary is empty", op);
-    if (known_good(&ids->storage->ids, v, ignore)) return PG_OK;
+    int good = known_good(&ids->storage->ids, v, ignore);
+    if (pg_capture_on()) return pg_graph_note_ids(op, what, ids, v, ignore, good);
+    if (good) return PG_OK;
     int64_t skip = ignore ? *ignore : 0; /* 0 is inside: skipping it changes nothing */
     int64_t bad = b->kernels->check_ids(pg_tensor_peek(ids), ids->count, v, skip, ids->dtype,
                                         b->stream);

@@ -1,5 +1,6 @@
 /* ops_update.c: the end of a step: norm of the gradients, clipping, looking for bad numbers, and
  * the updates of AdamW and SGD over a segment.  Helpers in check.h; formulas in pg.h. */
+#include "../base/capture.h"
 #include "check.h"
 
 #include <math.h>
@@ -57,6 +58,7 @@ int pg_count_nonfinite(int64_t *count, const pg_tensor *x) {
     PG_GIVEN("count_nonfinite", x);
     *count = 0;
     PG_OPEN(b, "count_nonfinite", x);
+    PG_TRY(pg_capture_bars("count_nonfinite", "the host sees no numbers; look at them afterwards"));
     int64_t found = b->kernels->count_nonfinite(pg_tensor_at(x), x->count, x->dtype, b->stream);
     if (found < 0) return (int)found;
     *count = found;

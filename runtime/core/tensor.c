@@ -1,5 +1,7 @@
 /* tensor.c: handles, views and host transfers.  A storage is shared by count; the last handle gives
  * its block back to the pool.  Nothing here knows an op. */
+#include "../base/capture.h"
+#include "graph.h"
 #include "tensor.h"
 
 #include <stdio.h>
@@ -31,6 +33,7 @@ static pg_tensor *new_handle(pg_storage *storage, int dtype, int64_t first, int 
     t->ndim = ndim;
     if (ndim) memcpy(t->dims, dims, (size_t)ndim * sizeof *dims);
     __atomic_add_fetch(&storage->handles, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&storage->owners, 1, __ATOMIC_RELAXED);
     pg_pool_count_tensor(1);
     return t;
 }
@@ -53,14 +56,14 @@ int pg_tensor_new(pg_tensor **out, int dtype, int ndim, const int64_t *dims) {
     s->bytes = count * pg_dtype_size(dtype);
     s->tag = pg_pool_tag_now();
     s->has_data = b->kernels != NULL;
-    int rc = s->has_data ? pg_pool_take(&s->block, s->bytes, s->tag) : PG_OK;
+    int rc = s->has_data ? pg_pool_take(&s->block, s->bytes, s->tag, &s->arena) : PG_OK;
     if (rc < 0) {
         free(s);
         return rc;
     }
     *out = new_handle(s, dtype, 0, ndim, dims, count);
     if (!*out) {
-        if (s->block) pg_pool_give(s->block, s->bytes, s->tag);
+        if (s->block) pg_pool_give(s->block, s->bytes, s->tag, s->arena);
         free(s);
         return no_handle("tensor");
     }
@@ -80,16 +83,17 @@ int pg_tensor_view(pg_tensor **out, pg_tensor *t, int64_t first, int ndim, const
     return *out ? PG_OK : no_handle("view");
 }
 
-static void storage_release(pg_storage *s) {
-    if (__atomic_sub_fetch(&s->handles, 1, __ATOMIC_ACQ_REL) > 0) return;
-    if (s->block) pg_pool_give(s->block, s->bytes, s->tag);
+void pg_storage_release(pg_storage *s) {
+    if (__atomic_sub_fetch(&s->owners, 1, __ATOMIC_ACQ_REL) > 0) return;
+    if (s->block) pg_pool_give(s->block, s->bytes, s->tag, s->arena);
     free(s->dropped);
     free(s);
 }
 
 void pg_tensor_free(pg_tensor *t) {
     if (!t || pg_backend_closed()) return;
-    storage_release(t->storage);
+    __atomic_sub_fetch(&t->storage->handles, 1, __ATOMIC_RELAXED);
+    pg_storage_release(t->storage);
     free(t);
     pg_pool_count_tensor(-1);
 }
@@ -98,14 +102,20 @@ int64_t pg_tensor_count(const pg_tensor *t) { return t ? t->count : 0; }
 int pg_tensor_dtype(const pg_tensor *t) { return t ? t->dtype : -1; }
 int pg_tensor_handles(const pg_tensor *t) { return t ? t->storage->handles : 0; }
 
-const void *pg_tensor_peek(const pg_tensor *t) {
+static const void *address(const pg_tensor *t) {
     return t->storage->block ? (char *)t->storage->block + t->first * pg_dtype_size(t->dtype)
                              : NULL;
 }
 
+const void *pg_tensor_peek(const pg_tensor *t) {
+    if (pg_capture_on()) pg_graph_note(t->storage, 0);
+    return address(t);
+}
+
 void *pg_tensor_at(const pg_tensor *t) {
+    if (pg_capture_on()) pg_graph_note(t->storage, 1);
     t->storage->ids.known = 0;
-    return (void *)pg_tensor_peek(t);
+    return (void *)address(t);
 }
 
 int pg_tensor_usable(const pg_tensor *t, const char *op) {
@@ -117,6 +127,12 @@ int pg_tensor_usable(const pg_tensor *t, const char *op) {
     if (!t->storage->has_data)
         return pg_fail(PG_ENODATA, "%s: this tensor %s has a shape and no numbers", op,
                        pg_shape_text(t));
+    if (pg_arena_spoilt(t->storage->arena))
+        return pg_fail(
+            PG_ENODATA,
+            "%s: this tensor %s was made in a graph whose recording was given up; its numbers were "
+            "never computed, make it again",
+            op, pg_shape_text(t));
     return PG_OK;
 }
 
@@ -146,6 +162,9 @@ int pg_tensor_write(pg_tensor *t, int64_t first, const void *src, int64_t bytes)
     if (!b) return PG_EDEVICE;
     PG_TRY(pg_tensor_usable(t, "write"));
     if (!b->kernels || !bytes) return PG_OK;
+    PG_TRY(pg_capture_bars("write",
+                           "numbers from the host would stay those of now; write them before, or "
+                           "make them on the device (pg.full, pg.zeros)"));
     int64_t size = pg_dtype_size(t->dtype);
     pg_id_range before = t->storage->ids;
     PG_TRY(b->memory->upload((char *)pg_tensor_at(t) + first * size, src, bytes, b->stream));
@@ -168,16 +187,21 @@ int pg_tensor_read(const pg_tensor *t, int64_t first, void *dst, int64_t bytes) 
                        pg_shape_text(t));
     PG_TRY(pg_tensor_usable(t, "read"));
     if (!bytes) return PG_OK;
+    PG_TRY(pg_capture_bars(
+        "read", "the host sees no numbers (item, at, totable, printing); return the tensor "
+                "and look at it afterwards"));
     const char *at = (const char *)pg_tensor_peek(t) + first * pg_dtype_size(t->dtype);
     return b->memory->download(dst, at, bytes, b->stream);
 }
 
 int pg_storage_drop(pg_tensor *t, const char *name) {
     PG_TRY(pg_tensor_usable(t, "drop"));
+    PG_TRY(pg_capture_bars("drop",
+                           "it needs what it computes with where it lies; drop it afterwards"));
     pg_storage *s = t->storage;
     s->dropped = strdup(name ? name : "a segment");
     if (!s->dropped) return no_handle("drop");
-    if (s->block) pg_pool_give(s->block, s->bytes, s->tag);
+    if (s->block) pg_pool_give(s->block, s->bytes, s->tag, s->arena);
     s->block = NULL;
     s->ids.known = 0;
     return PG_OK;
@@ -187,7 +211,7 @@ int pg_storage_fill(pg_tensor *t) {
     if (!t) return pg_fail(PG_EINVAL, "fill storage: NULL");
     pg_storage *s = t->storage;
     if (!s->dropped) return PG_OK;
-    if (s->has_data) PG_TRY(pg_pool_take(&s->block, s->bytes, s->tag));
+    if (s->has_data) PG_TRY(pg_pool_take(&s->block, s->bytes, s->tag, &s->arena));
     free(s->dropped);
     s->dropped = NULL;
     return PG_OK;

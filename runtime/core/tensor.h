@@ -3,7 +3,7 @@
 #define PG_TENSOR_H
 #include "../backend/pool.h"
 
-/* What the host knows of the ids in a whole storage: noted when they are written, so that an op can
+/* What the host knows of the ids in a whole storage: noted when they are written or copied, so that an op can
  * check them without asking the device.  Unknown at first, and after any other write. */
 typedef struct {
     int32_t known;
@@ -15,11 +15,15 @@ typedef struct {
     void *block; /* NULL on the shape backend, and while dropped */
     int64_t bytes;
     int32_t handles; /* tensors that share it */
+    int32_t owners;  /* those, and the graphs that hold it */
     int32_t tag;
     int32_t has_data; /* 0: made under pg_shape_only or by the shape backend */
     int32_t exposed;  /* 1: pg_tensor_data gave its address away; ids are never known again */
     pg_id_range ids;
-    char *dropped; /* name given by pg_storage_drop while empty, else NULL */
+    pg_arena *arena;  /* that the block is of, or NULL */
+    int64_t recorded; /* number of the recording that has it in its list, */
+    int64_t entry;    /* and where */
+    char *dropped;    /* name given by pg_storage_drop while empty, else NULL */
 } pg_storage;
 
 struct pg_tensor {
@@ -30,6 +34,8 @@ struct pg_tensor {
     int32_t ndim, dtype;
 };
 
+/* One owner less; the last gives the block back. */
+void pg_storage_release(pg_storage *s);
 /* The address of element 0; only after pg_tensor_usable().  Whoever takes it may write: what was
  * known of the ids is forgotten. */
 void *pg_tensor_at(const pg_tensor *t);

@@ -1,5 +1,5 @@
 /* test_cuda_memory.c: the CUDA backend's memory through pg.h: reads, writes, pinned buffers, the limit;
- * marks.  Needs a GPU. */
+ * marks.  Needs a GPU.  And graphs: tests/lua/test_graph.lua has the rest of them. */
 #include "../check.h"
 #include "../../runtime/backend/backend.h"
 
@@ -132,6 +132,81 @@ static void test_marks(void **state) {
     pg_tensor_free(t);
 }
 
+static float first_of(pg_tensor *t) {
+    float x = 0;
+    ok(pg_tensor_read(t, 0, &x, sizeof x));
+    return x;
+}
+
+/* What is recorded is not done, and is done as often as it is launched.  Its blocks are of a size that the pool has
+ * never had, so the device is asked for memory meanwhile. */
+static void test_graph(void **state) {
+    (void)state;
+    if (!there) skip();
+    int64_t n = 12345677;
+    pg_tensor *sum = new_f32(n), *x = new_f32(n), *made = NULL;
+    pg_graph *g = NULL;
+    pg_mem before, during;
+    ok(pg_fill(sum, 0));
+    ok(pg_fill(x, 3));
+    pg_mem_trim();
+    pg_mem_stats(&before);
+    ok(pg_graph_begin());
+    made = new_f32(n + 1000000);
+    pg_tensor *part;
+    ok(pg_tensor_view(&part, made, 7, 1, &n));
+    ok(pg_copy(part, x));
+    ok(pg_axpby(sum, part, 2, 1));
+    ok(pg_graph_end(&g));
+    assert_non_null(g);
+    assert_true(pg_graph_bytes(g) >= 4 * (n + 1000000));
+    assert_true(first_of(sum) == 0);
+    for (int i = 1; i <= 3; i++) {
+        ok(pg_fill(x, i));
+        ok(pg_graph_launch(g));
+        assert_true(first_of(sum) == (float)(i * (i + 1)));
+    }
+    pg_tensor_free(x); /* the graph holds it */
+    pg_tensor *other = new_f32(n);
+    ok(pg_fill(other, -1));
+    ok(pg_graph_launch(g));
+    assert_true(first_of(sum) == 18);
+    assert_true(first_of(other) == -1);
+    pg_tensor_free(part);
+    pg_tensor_free(made);
+    pg_graph_free(g);
+    pg_tensor_free(other);
+    pg_tensor_free(sum);
+    pg_mem_stats(&during);
+    assert_true(during.in_use < before.in_use);
+    pg_mem_trim();
+    ok(pg_sync());
+}
+
+/* The stream computes as before, whatever ended a recording. */
+static void test_graph_given_up(void **state) {
+    (void)state;
+    if (!there) skip();
+    pg_tensor *t = new_f32(100);
+    pg_graph *g = NULL;
+    float x = 0;
+    for (int i = 0; i < 3; i++) {
+        ok(pg_fill(t, i));
+        ok(pg_graph_begin());
+        ok(pg_fill(t, 77));
+        if (i == 0)
+            refuses(PG_EGRAPH, "read: a graph is being recorded", pg_tensor_read(t, 0, &x, 4));
+        if (i == 1)
+            refuses(PG_EGRAPH, "write: a graph is being recorded", pg_tensor_write(t, 0, &x, 4));
+        if (i == 2) ok(pg_graph_end(NULL));
+        else refuses(PG_EGRAPH, "a graph is being recorded", pg_graph_end(&g));
+        assert_null(g);
+        assert_true(first_of(t) == (float)i);
+    }
+    refuses(PG_EINVAL, "none is being recorded", pg_graph_end(&g));
+    pg_tensor_free(t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_read_write, nothing_alive),
@@ -140,6 +215,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_limits, nothing_alive),
         cmocka_unit_test_teardown(test_copy_and_view, nothing_alive),
         cmocka_unit_test_teardown(test_marks, nothing_alive),
+        cmocka_unit_test_teardown(test_graph, nothing_alive),
+        cmocka_unit_test_teardown(test_graph_given_up, nothing_alive),
     };
     return cmocka_run_group_tests(tests, open_gpu, NULL);
 }

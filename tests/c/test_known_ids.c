@@ -59,10 +59,10 @@ static void a_part_widens_what_is_known(void **state) {
 
 static void other_writes_are_unknown(void **state) {
     (void)state;
-    pg_tensor *t = WRITTEN(1, 2, 3), *u = WRITTEN(1, 2, 3), *w = WRITTEN(1, 2, 3);
+    pg_tensor *t = WRITTEN(1, 2, 3), *u = WRITTEN(1, 2, 3);
     ok(pg_fill(t, 1e6));
     knows_nothing(t);
-    ok(pg_copy(u, w));
+    ok(pg_copy(u, noisy(PG_F32, SHAPE(3)))); /* a cast */
     knows_nothing(u);
     pg_tensor *x = WRITTEN(1, 2, 3), *y = WRITTEN(8);
     ok(pg_place(x, y, 0, 1, 0));
@@ -75,6 +75,22 @@ static void other_writes_are_unknown(void **state) {
     assert_non_null(pg_tensor_data(e)); /* its address may be written to at any later time */
     ok(pg_tensor_write(e, 0, (int32_t[]){1, 2, 3}, 12));
     knows_nothing(e);
+}
+
+static void a_copy_knows_what_its_source_does(void **state) {
+    (void)state;
+    pg_tensor *t = WRITTEN(1, 2, 3), *u = WRITTEN(7, -100, 9), *part;
+    ok(pg_copy(t, u));
+    knows(t, 9, -100);
+    knows(u, 9, -100);
+    ok(pg_fill(u, 2));
+    ok(pg_copy(t, u));
+    knows_nothing(t);
+    pg_tensor *whole = WRITTEN(1, 2, 30, 4);
+    ok(pg_tensor_view(&part, whole, 0, 1, (int64_t[]){3}));
+    ok(pg_copy(part, WRITTEN(5, 6, 7))); /* the others are as they were */
+    knows(whole, 30, 0);
+    pg_tensor_free(part);
 }
 
 static void reading_forgets_nothing(void **state) {
@@ -140,6 +156,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_whole_write_is_noted, numbers_end),
         cmocka_unit_test_teardown(a_part_widens_what_is_known, numbers_end),
         cmocka_unit_test_teardown(other_writes_are_unknown, numbers_end),
+        cmocka_unit_test_teardown(a_copy_knows_what_its_source_does, numbers_end),
         cmocka_unit_test_teardown(reading_forgets_nothing, numbers_end),
         cmocka_unit_test_teardown(ids_of_argmax_and_sample, numbers_end),
         cmocka_unit_test_teardown(the_check_is_as_strict_as_before, numbers_end),

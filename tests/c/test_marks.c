@@ -1,6 +1,7 @@
 /* test_marks.c: pg_marks on the CPU: in order, of pg_time's clock, and what is refused.  On a GPU:
  * test_cuda_memory.c. */
 #include "../check.h"
+#include "../../runtime/base/capture.h"
 
 static void test_moments(void **state) {
     (void)state;
@@ -37,6 +38,12 @@ static void test_refusals(void **state) {
     refuses(PG_EINVAL, "they are missing", pg_marks_set(NULL, 0));
     refuses(PG_EINVAL, "they are missing", pg_marks_read(NULL, at));
     refuses(PG_EINVAL, "seconds are missing", pg_marks_read(m, NULL));
+    pg_capture_begin();
+    refuses(PG_EGRAPH, "marks: a graph is being recorded, and it has no moment",
+            pg_marks_set(m, 0));
+    refuses(PG_EGRAPH, "read them afterwards", pg_marks_read(m, at));
+    pg_capture_end();
+    ok(pg_marks_set(m, 0));
     pg_marks_free(m);
 }
 

@@ -13,7 +13,7 @@ static const int halves[] = {PG_BF16, PG_F16};
 
 static int64_t case_size(int i) {
     twins.shift = i % 3 == 2 ? 1 : 0;
-    return i == 0 ? LARGE : i == 1 ? 1 : draw_size(5000);
+    return i == 0 ? at_most(LARGE) : i == 1 ? 1 : draw_size(5000);
 }
 
 /* ---- y = alpha x + beta y, reductions ---- */
@@ -43,9 +43,9 @@ static void sums(void **state) {
     for (int f = 0; f < 2; f++)
         for (int kind = PG_SUM; kind <= PG_MEAN; kind++)
             for (int i = 0; i < 14; i++) {
-                int64_t outer = i < 8 ? dims[i][0] : draw_size(40),
-                        n = i < 8 ? dims[i][1] : draw_size(400);
-                int64_t inner = i < 8 ? dims[i][2] : draw_size(60);
+                int64_t outer = i < 8 ? at_most(dims[i][0]) : draw_size(40),
+                        n = i < 8 ? at_most(dims[i][1]) : draw_size(400);
+                int64_t inner = i < 8 ? at_most(dims[i][2]) : draw_size(60);
                 twins.shift = i % 3 == 2;
                 twin_array x = input(outer * n * inner, halves[f]);
                 twin_array y = output(outer * inner, PG_F32, i & 1);
@@ -63,7 +63,7 @@ static void sums(void **state) {
 static int64_t draw_width(int i) {
     static const int64_t widths[] = {4096,  768,   133,   1,    8192, 8200,
                                      16384, 40001, 70000, 2056, 4104};
-    return i < 11 ? widths[i] : draw_size(3000);
+    return i < 11 ? at_most(widths[i]) : draw_size(3000);
 }
 
 /* x + r as the kernels have it: in their arithmetic, rounded to the dtype. */
@@ -127,7 +127,7 @@ typedef struct {
 
 static norm_case draw_norm(int i, int dtype, int mixed) {
     norm_case c = {.d = draw_width(i), .dtype = dtype, .dtype_w = mixed ? PG_F32 : dtype};
-    c.n = i == 13 ? 0 : c.d > 10000 ? draw_int(1, 100) : draw_int(1, 1500);
+    c.n = i == 13 ? 0 : at_most(c.d > 10000 ? draw_int(1, 100) : draw_int(1, 1500));
     c.based = i % 3, c.add_x = i % 3 == 0 && i % 2, c.add_w = (i >> 1) & 1;
     twins.shift = i % 5 == 4;
     int kept = real_dtype(dtype);

@@ -35,6 +35,7 @@ for key in loss val_loss; do
 done
 
 # ---- stopped, saved, gone on with in another layout ----
+: >said # what the last run said has a step 3 as well
 "$PGRUN" -n 4 models/tiny.lua $small --steps=100000 --run=stopped --layout.pp=2 --layout.tp=2 --log.every=1 >said 2>&1 &
 pid=$!
 n=0

@@ -35,6 +35,28 @@ if pg.rank() == 1 then pg.mesh.world:broadcast(t) end
 pg.mesh.world:all_reduce(t)
 LUA
 fails 1 'rank 0 calls allreduce f32 x 3, rank 1 calls broadcast f32 x 3 from root 0' -n 3 kinds.lua
+# a collective that one rank leaves out is found at its next one: both sides, both lines
+cat >left_out.lua <<'LUA'
+local t = pg.zeros { 3 }
+pg.barrier()
+if pg.rank() == 0 then
+  pg.mesh.world:all_reduce(t)
+end
+pg.barrier()
+LUA
+fails 1 'group world: rank 0 calls allreduce f32 x 3, rank 1 calls barrier|left_out.lua:4: |left_out.lua:6: ' -n 2 left_out.lua
+cat >no_step.lua <<'LUA'
+local model = pg.build(require "models.llama" { blocks = 1, width = 16, heads = 2, vocab = 11, context = 4 })
+local optim = pg.optim.adamw(model:parameters(), { rate = 1e-3 })
+local ids = pg.tensor({ { 1, 2, 3 } }, "i32")
+for step = 1, 3 do
+  model:loss({ tokens = ids, targets = ids }):backward()
+  if not (pg.rank() == 1 and step == 2) then
+    optim:step()
+  end
+end
+LUA
+fails 1 'group dp: rank 0 calls allreduce f32 x |, rank 1 calls allreduce f64 x 1 (call |no_step.lua:7: |no_step.lua:5: ' -n 2 no_step.lua
 cat >early.lua <<'LUA'
 pg.barrier()
 if pg.rank() == 2 then return end

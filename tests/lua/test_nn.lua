@@ -84,7 +84,7 @@ function tests.test_seeds_and_spread()
 end
 
 function tests.test_parameters_come_once_and_count()
-  local tied = pg.build(gpt2 { blocks = 2, width = 8, heads = 2, vocab = 11, context = 4 })
+  local tied = pg.build(gpt2 { blocks = 2, width = 8, heads = 2, vocab = 11, context = 4 }, { bucket = 0.002 })
   local seen = {}
   for _, p in ipairs(tied:parameters()) do
     is_true(not seen[p])
@@ -92,7 +92,7 @@ function tests.test_parameters_come_once_and_count()
   end
   local names = {}
   for _, s in ipairs(tied.segments) do names[#names + 1] = s.name end
-  equal(names, { "embedding", "h.0", "h.1", "head" })
+  equal(names, { "embedding", "h.0 (1 of 2)", "h.0 (2 of 2)", "h.1 (1 of 2)", "h.1 (2 of 2)", "head" })
 end
 
 -- Shapes alone: the 7B model in a moment, and no memory.

@@ -16,7 +16,7 @@ local function model_of(values, o)
     local t = pg.tensor(values[name], o and o.dtype)
     module[name] = module:param(name, t.shape, { decay = o and o.decay })
   end
-  pg.build(module, { dtype = o and o.dtype })
+  pg.build(module, { dtype = o and o.dtype, bucket = o and o.bucket })
   for name in pairs(values) do module[name]:copy_from(pg.tensor(values[name], o and o.dtype)) end
   return module
 end
@@ -172,7 +172,11 @@ end
 
 function tests.test_part_of_a_segment_is_refused()
   local model = model_of { a = { 1 }, b = { 2 } }
-  check.throws(function() pg.optim.sgd({ model.a }, {}) end, "optim: b is not in the list but its segment rest is")
+  check.throws(function() pg.optim.sgd({ model.a }, {}) end, "optim: b is not in the list but shares segment rest with")
+  local apart = model_of({ a = { 1 }, b = { 2 } }, { bucket = 0 })
+  for _, p in pairs { apart.a, apart.b } do set_gradient(p, { 1 }) end
+  pg.optim.sgd({ apart.a }, { rate = 0.5 }):step()
+  equal({ apart.a:at(0), apart.b:at(0) }, { 0.5, 2 })
   check.throws(function() pg.optim.sgd({}, {}) end, "optim: the model has no parameters")
   check.throws(function() pg.optim.sgd({ nn.Linear { inputs = 2, outputs = 2 }.weight }, {}) end,
     "build the model with pg.build first")

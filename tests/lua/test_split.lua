@@ -126,9 +126,11 @@ end
 
 -- ---- what ranks sum ----
 
-local function sums(size, rank, description, layout)
+local ITEM = 0.005 -- MiB: the block of this model, and not what is beside it
+
+local function sums(size, rank, description, layout, bucket)
   local list = {}
-  local model = as_rank(size, rank, function() return pg.build(description()) end, layout)
+  local model = as_rank(size, rank, function() return pg.build(description(), { bucket = bucket or ITEM }) end, layout)
   for _, s in ipairs(model.segments) do
     for _, sum in ipairs(s.sums) do
       list[#list + 1] = ("%s %d+%d %s"):format(s.name, sum.first, sum.count,
@@ -140,6 +142,8 @@ end
 
 function tests.test_copies_and_whole_parameters_are_summed()
   equal(sums(4, 1, grouped), { "model.layers.0 64+64 0,1", "model.layers.0 384+128 tp", "head 1088+64 tp" })
+  equal(sums(4, 1, grouped, nil, 1),
+        { "model.embed_tokens to head 1152+64 0,1", "model.embed_tokens to head 2560+192 tp" })
   equal(sums(4, 2, grouped, { zero = 0, sequence = false }), { "model.layers.0 64+64 2,3" })
   equal(sums(2, 1, grouped, { zero = 0, sequence = false }), {})
   equal(sums(1, 0, grouped, { zero = 0, sequence = false }), {})

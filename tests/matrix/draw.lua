@@ -25,19 +25,20 @@ draw.kinds = {
 
 -- Name and values of each, the default first (of a kind: none).  A schedule of several chunks: name/chunks; "own": a
 -- function.  micro 0: all of a rank's sequences at once.  cut "odd": all blocks that need not be elsewhere on the last
--- chunk.  loss "own": a function of the recipe.
+-- chunk.  bucket: 0.1 packs blocks of these models, 0.02 cuts them.  loss "own": a function of the recipe.
 draw.features = {
   { "kind", { "plain", "grouped", "one_key", "five", "six", "gpt2", "gpt2_own", "gpt2_sgd" } },
   { "dp", { 1, 2, 3, 4, 8 } },
   { "pp", { 1, 2, 3, 4 } },
   { "tp", { 1, 2, 3, 4 } },
   { "zero", { 0, 1, 2, 3 } },
+  { "bucket", { 256, 0.1, 0.02 } },
   { "schedule", { "1f1b", "gpipe", "gpipe/2", "interleaved/2", "zb-h1", "own" } },
   { "cut", { "even", "odd" } },
   { "micro", { 0, 1, 2, 3, 4, 6 } },
   { "recompute", { "none", "norms", "block" } },
   { "sequence", { true, false } },
-  { "tp_chunks", { 1, 3 } },
+  { "tp_chunks", { 1, 2, 3 } },
   { "head_chunk", { 0, 7 } },
   { "loss", { "model", "own" } },
 }

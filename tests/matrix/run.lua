@@ -67,8 +67,9 @@ local function recipe_of(o)
   local micro = draw.of(o, "micro")
   return {
     model = model_of(o), optim = optim_of(o), loss = o.loss == "own" and own_loss or nil,
-    layout = { dp = o.dp, pp = o.pp, tp = o.tp, zero = o.zero, schedule = schedule == "own" and late or schedule,
-               chunks = chunks, blocks = draw.blocks(o), sequence = o.sequence },
+    layout = { dp = o.dp, pp = o.pp, tp = o.tp, zero = o.zero, bucket = o.bucket,
+               schedule = schedule == "own" and late or schedule, chunks = chunks, blocks = draw.blocks(o),
+               sequence = o.sequence },
     micro = micro > 0 and micro or nil, recompute = o.recompute, precision = o.precision,
     data = { tokens = training.scratch .. "/matrix.bin", dtype = "u16", pad = 0, batch = draw.BATCH, held_out = 0.1 },
     eval = {}, save = {}, steps = draw.of(o, "steps"), log = { every = 1000 },

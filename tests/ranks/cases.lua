@@ -1,6 +1,6 @@
 -- ranks: 2
--- Uneven ranks: labels that count on one rank only or nowhere (C02), a branch that one rank uses (C15), weights
--- that differ (C16).  Each is compared with what one process would do, written out here.
+-- Uneven ranks: labels that count on one rank only or nowhere (C02), a last batch of unequal shares, a branch that one
+-- rank uses (C15), weights that differ (C16).  Each is compared with what one process would do, written out here.
 local rank = pg.rank()
 local IGNORE = -100
 
@@ -60,6 +60,43 @@ end
 local loss = apart { { IGNORE, IGNORE, IGNORE, IGNORE }, { IGNORE, IGNORE, IGNORE, IGNORE } }
 assert(loss == 0, "nothing counts, and the loss is " .. loss)
 
+-- ---- a last batch of unequal shares ----
+
+-- Rows of four: one process has all, or rank 0 the first three and rank 1 the last.
+local four = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 }, { 9, 10, 0, 1 }, { 2, 4, 6, 8 } }
+local marks = { { 2, 3, 4, IGNORE }, { 6, IGNORE, 8, 9 }, { 10, 0, 1, 2 }, { 4, 6, 8, 10 } }
+local function shares(zero, micro)
+  pg.mesh.dp, pg.mesh.pp, pg.mesh.tp = nil, nil, nil
+  local run = pg.parallel(llama, { zero = zero }, { micro = micro })
+  local first, last = rank == 0 and 1 or 4, rank == 0 and 3 or 4
+  local mine = { tokens = pg.tensor({ unpack(four, first, last) }, "i32"),
+                 targets = pg.tensor({ unpack(marks, first, last) }, "i32") }
+  local value = run:gradients(mine)
+  return value, pg.optim.sgd(run:parameters(), { rate = 0 }):step()
+end
+local together = pg.build(llama)
+local whole = together:loss(batch(four, marks))
+whole:backward()
+local square = 0
+for _, p in ipairs(together:parameters()) do
+  for _, g in ipairs(numbers(p.grad)) do square = square + g * g end
+end
+for zero = 0, 3 do
+  for _, micro in ipairs { 3, 1 } do -- 3: as many as there are
+    if zero >= 2 and micro == 1 then
+      local ok, message = pcall(shares, zero, micro)
+      local want = ("this rank's batch makes %d micro-batches, that of another rank of dp more or fewer; "
+                    .. "layout.zero = %d"):format(rank == 0 and 3 or 1, zero)
+      assert(not ok and message:find(want, 1, true), message)
+    else
+      local value, norm = shares(zero, micro < 3 and micro or nil)
+      near(value, whole:item(), "the loss of unequal shares")
+      near(norm, math.sqrt(square), "its gradient's norm")
+    end
+  end
+end
+pg.mesh.build {}
+
 -- ---- C15 ----
 local Branch = pg.nn.class "Branch"
 function Branch:init()
@@ -113,7 +150,7 @@ assert(not ok and message:find("start from different weights; first tensor that 
 all_near(numbers(other.segments[1].value), before, "a weight after the refusal")
 -- one number in one tensor of one rank is enough
 local third = pg.build(llama)
-if rank == 1 then third.segments[#third.segments].value:view({ 1 }, 5):fill(0.5) end
+if rank == 1 then third.layers.items[3].weight:view({ 1 }, 5):fill(0.5) end
 ok, message = pcall(function() pg.optim.adamw(third:parameters(), { rate = 1e-3 }):step() end)
 assert(not ok and message:find("first tensor that differs: lm_head.weight", 1, true), tostring(message))
 pg.barrier()

@@ -62,8 +62,9 @@ local function same(got, want, what)
 end
 
 for _, layout in ipairs {
-  { tp = 4 }, { tp = 2, dp = 2, sequence = false }, { tp = 2, dp = 2, zero = 1 }, { tp = 2, dp = 2, zero = 2 },
-  { tp = 2, dp = 2, zero = 3 }, { pp = 2, tp = 2 }, { pp = 2, dp = 2, zero = 2, schedule = "zb-h1" },
+  { tp = 4 }, { tp = 2, dp = 2, sequence = false }, { tp = 2, dp = 2, zero = 1 },
+  { tp = 2, dp = 2, zero = 2, bucket = 0 }, { tp = 2, dp = 2, zero = 3, bucket = 0 },
+  { pp = 2, tp = 2 }, { pp = 2, dp = 2, zero = 2, schedule = "zb-h1" },
   { pp = 2, dp = 2, zero = 3 },
 } do
   local what = ("pp %d dp %d tp %d zero %d"):format(layout.pp or 1, layout.dp or 1, layout.tp or 1, layout.zero or 0)

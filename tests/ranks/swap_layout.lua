@@ -7,7 +7,7 @@ local AT, STEPS = 5, 14
 
 swaps.base { steps = tostring(STEPS),
   model = 'require "models.llama" { blocks = 4, width = 32, heads = 4, kv_heads = 2, vocab = 259, context = 32 }',
-  more = "micro = 1, layout = { pp = 2, tp = 2, zero = 3 }," }
+  more = "micro = 1, layout = { pp = 2, tp = 2, zero = 3, bucket = 0.02 }," }
 local function with(body) return swaps.text { more = swaps.more .. body } end
 local SCALED = "loss = function(model, batch) return pg.scale(model:loss(batch), %s) end,"
 local new = with(SCALED:format "0.5")
@@ -39,7 +39,8 @@ local function model()
   return m
 end
 ]] .. with(SCALED:format "0.5"):gsub("model = [^\n]*", "model = model,")
-local bad = { failing(7, 1), failing(4, 2), broken_block, with "layout = { pp = 4, tp = 2, zero = 3 }, micro = 1," }
+local bad = { failing(7, 1), failing(4, 2), broken_block,
+              with "layout = { pp = 4, tp = 2, zero = 3, bucket = 0.02 }, micro = 1," }
 local wants = { "rank 7: ", "rank 4: ", "rank 1: ", "layout.dp was 2, is 1" }
 local got, answers = swaps.run("swapped", with "", { offers = { [AT - 2] = { bad[1] }, [AT - 1] = { bad[2] },
   [AT] = { new }, [AT + 2] = { bad[3] }, [AT + 4] = { bad[4], bad[1] } } })

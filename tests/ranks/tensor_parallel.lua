@@ -9,6 +9,7 @@ local nn = pg.nn
 
 local STEPS, B, T = 5, 4, 12
 local FIRST_LOSS, LOSS, NORM = 1e-6, 1e-5, 1e-5 -- relative, of one process
+local BUCKET = 0.02 -- MiB: about a block of these models, over the ranks
 
 local function near(got, want, tolerance, what)
   if math.abs(got - want) <= tolerance * math.abs(want) then return end -- not where one is not a number
@@ -107,7 +108,7 @@ end
 
 -- Five steps -> losses, norms, gradients of the first, weights after the last, logits before the first.
 local function train(name, recompute, shared)
-  local model = pg.build(models[name](), { seed = 7 })
+  local model = pg.build(models[name](), { seed = 7, bucket = BUCKET })
   model.layers.recompute = recompute
   require("pg.parallel.zero").attach(model)
   -- eps: above the rounding of gradients that are zero by nature (of the bias of keys)
@@ -150,7 +151,8 @@ end
 
 local layouts = {
   { tp = 4 }, { tp = 4, sequence = false }, { tp = 2, dp = 2 }, { tp = 2, dp = 2, sequence = false },
-  { tp = 4, tp_chunks = 2 }, { tp = 2, dp = 2, tp_chunks = 5, recompute = true },
+  { tp = 4, tp_chunks = 2 }, { tp = 4, tp_chunks = 3 }, { tp = 2, dp = 2, tp_chunks = 2 },
+  { tp = 2, dp = 2, tp_chunks = 5, recompute = true },
   { tp = 4, sequence = false, recompute = true }, { tp = 2, dp = 2, zero = 3 },
 }
 local function text(layout)

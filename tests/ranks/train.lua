@@ -2,6 +2,7 @@
 -- What one rank of a training meets, all hear: a bad loss, a failed save; and resuming keeps the bits.
 local c = require "pg.c"
 local checkpoint = require "pg.checkpoint"
+local engine = require "pg.parallel.engine"
 local training = require "tests.training"
 local rank = pg.rank()
 
@@ -19,9 +20,17 @@ end }, "nan")
 -- Only rank 1 has a bad gradient under a finite loss; the sum would spread it.
 local explode = pg.op { name = "explode", forward = function(_, x) return x:clone() end,
                         grad = function(_, dy) return pg.scale(dy, rank == 1 and 1 / 0 or 1) end }
-fails("step 1, rank 1: first bad gradient: ", { loss = function(model, batch)
-  return explode((model:loss(batch)))
-end }, "bad-gradient")
+local function bad_gradient(model, batch) return explode((model:loss(batch))) end
+local says = "step 1, rank 1: the gradient norm is nan; first bad gradient: "
+fails(says, { loss = bad_gradient }, "bad-gradient")
+
+-- As on GPUs: nothing is looked at on the way, and the step is made again to find the one to blame.
+local looks = engine.looks
+for zero = 0, 3 do
+  engine.looks = function() return false end
+  fails(says, { loss = bad_gradient, layout = { zero = zero } }, "bad-gradient-" .. zero)
+  engine.looks = looks
+end
 
 -- Rank 0 cannot write: both stop, or both go on.
 local function full(state)

@@ -27,7 +27,7 @@ end }, "nan")
 local explode = pg.op { name = "explode", forward = function(_, x) return x:clone() end,
                         grad = function(_, dy) return pg.scale(dy, rank == 3 and 1 / 0 or 1) end }
 local function bad_gradient(model, batch) return explode((model:loss(batch))) end
-fails("step 1, rank 3: first bad gradient: ", { loss = bad_gradient }, "bad-gradient")
+fails("step 1, rank 3: the gradient norm is nan; first bad gradient: ", { loss = bad_gradient }, "bad-gradient")
 
 -- ---- resumed ----
 

@@ -6,7 +6,7 @@ local allowed = {}
 
 -- What is looked at between steps, or has no numbers of its own on any rank.
 local FREE = { loss = true, on_step = true, optim = true, steps = true, log = true, save = true, sample = true,
-               eval = true, data = true, micro = true, recompute = true, live = true }
+               eval = true, data = true, micro = true, recompute = true, live = true, graphs = true }
 local FIXED = { ["optim.1"] = true, ["optim.moments"] = true } -- of those
 local NAMES = { ["optim.1"] = "optim" }
 

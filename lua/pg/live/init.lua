@@ -7,6 +7,7 @@
 --   to the run:     A attach   L a line   I stop the line   Q how it stands   T stop the run   W take this recipe
 --   to the client:  K yes, with a text   E no, with the reason   R what a line said, "+" or "-" first   S json
 local host = require "pg.host"
+local graph = require "pg.graph"
 local json = require "pg.json"
 local lines = require "pg.live.lines"
 local log = require "pg.log"
@@ -186,6 +187,7 @@ function Run:run_line(text, trainer)
                     trainer = trainer }
   local client = self.client
   local said, well = self.session:run(text, { given = at_hand, client = client })
+  graph.forget() -- it may have changed what a step does
   if host.rank == 0 and client then host.control_send(client, "R", (well and "+" or "-") .. said) end
 end
 

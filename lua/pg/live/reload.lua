@@ -235,6 +235,8 @@ function reload.module(name)
   local result = type(new) == "table" and map[new] or new
   package.loaded[name] = result
   replace_all(map)
+  local graph = package.loaded["pg.graph"]
+  if graph then graph.forget() end -- and so have recordings
   jit.flush() -- compiled code has its functions written in
   return result
 end

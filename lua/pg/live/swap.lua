@@ -105,6 +105,7 @@ local function take(trainer, new)
   trainer.state.steps = new.recipe.steps
   trainer.optim:swap(parts.optim(new.recipe), new.about)
   trainer.engine:adopt(new.model, new.recipe.layout.schedule)
+  parts.record(new.recipe, trainer)
   tape.remake = parts.remade(new.recipe)
 end
 

@@ -51,17 +51,20 @@ function Module:lend(p)
   return p
 end
 
---- module:each_parameter(f): f(parameter, prefix, name, segment name, absent), depth first in order of adding;
--- absent: it belongs to a child that another rank holds (a pipeline's other stages).  A parameter lent to a
+--- module:each_parameter(f): f(parameter, prefix, name, segment name, absent, kin), depth first in order of adding;
+-- absent: it belongs to a child that another rank holds (a pipeline's other stages); kin: what segments of children of
+-- one module have in common, as long as no absent child is between them (buckets.lua).  A parameter lent to a
 -- module comes again after that module's own, without prefix and names.
-function Module:each_parameter(f, prefix, segment, absent)
+function Module:each_parameter(f, prefix, segment, absent, kin)
   prefix, segment = prefix or "", segment or "rest"
-  for _, own in ipairs(self.own) do f(own.p, prefix, own.name, segment, absent) end
+  local near = {}
+  for _, own in ipairs(self.own) do f(own.p, prefix, own.name, segment, absent, kin) end
   for _, p in ipairs(self.lent) do f(p, nil, nil, nil, absent) end
   for _, child in ipairs(self.children) do
     local inner = join(prefix, child.name)
     local own = child.segment == true and (inner:gsub("%.$", "")) or child.segment
-    child.module:each_parameter(f, inner, own or segment, absent or child.absent or false)
+    if child.absent then near = {} end
+    child.module:each_parameter(f, inner, own or segment, absent or child.absent or false, own and near or kin)
   end
 end
 

@@ -4,7 +4,9 @@
 --   linear_scattered  weight [out,in/R]   multiplied, then the ranks' products summed, each rank keeping its rows
 -- The gradient of one has the form of the other.  Gathered rows are not kept: backward gathers them again for the
 -- weight, while the product for the input runs, and that product is summed while the weight's runs.
--- With more than one chunk (mesh.layout.tp_chunks) rows travel in pieces beside the products of other pieces.
+-- With more than one chunk (mesh.layout.tp_chunks) rows travel beside products: of gathered rows a rank multiplies its
+-- own first, and then the others', which come in chunks - 1 pieces; of two ranks each multiplies the other's rows first
+-- and sends them while it multiplies its own; more ranks sum their products in as many pieces as there are chunks.
 -- A piece as it travels is [R, rows of the piece, width]; products take it apart, so the order of rows stays.
 local c = require "pg.c"
 local gemm = require "pg.gemm"
@@ -16,7 +18,7 @@ local C, ffi = c.C, c.ffi
 
 local ops = {}
 local LEAST = 512 -- rows of a chunk on a GPU: with fewer a product does not fill it
-local USUAL = 4 -- chunks
+local USUAL = 2 -- chunks there: large products lose least
 
 -- Into how many pieces n rows of a rank are cut.
 local function chunks_of(n)
@@ -61,23 +63,24 @@ local function send_pieces(axis, x, chunks)
   return pieces
 end
 
--- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { name, tb, bias, epilogue, aux, beta, keep } -> the
--- gathered rows, where o.keep asks for them.  In chunks this rank's own rows come first: they need no waiting.
-local function product_of_gathered(axis, y, x, w, o)
-  local n, chunks = x.shape[1], chunks_of(x.shape[1])
-  if chunks == 1 then
-    local whole = gather_whole(axis, x)
-    product(y, 0, whole, w, o)
-    if o.keep then return whole end
-    return whole:release()
+-- The products of all rows but this rank's, in at most two pieces.
+local function products_of_others(axis, y, whole, n, w, o)
+  local before, behind = axis.rank * n, (axis.rank + 1) * n
+  for _, range in ipairs { { 0, before }, { behind, axis.size * n - behind } } do
+    if range[2] > 0 then
+      local part = rows_of(whole, range[1], range[2])
+      product(y, range[1], part, w, o)
+      part:release()
+    end
   end
-  local pieces = send_pieces(axis, x, chunks)
-  local whole = o.keep and Tensor.empty({ axis.size * n, x.shape[2] }, x.dtype)
-  product(y, axis.rank * n, x, w, o)
+end
+
+-- The same where they come in pieces; their rows go to `whole` as well, if it is given.
+local function products_of_pieces(axis, y, pieces, n, w, o, whole)
   for _, p in ipairs(pieces) do
     p.work:wait()
     for r = 0, axis.size - 1 do
-      local part = p.rows:view({ p.count, x.shape[2] }, r * p.count * x.shape[2])
+      local part = p.rows:view({ p.count, p.rows.shape[3] }, r * p.count * p.rows.shape[3])
       if r ~= axis.rank then product(y, r * n + p.first, part, w, o) end
       if whole then
         local place = rows_of(whole, r * n + p.first, p.count)
@@ -88,12 +91,52 @@ local function product_of_gathered(axis, y, x, w, o)
     end
     p.rows:release()
   end
+end
+
+-- y [R n,out] = (the rows x [n,in] of all ranks) w, with o = { name, tb, bias, epilogue, aux, beta, keep } -> the
+-- gathered rows, where o.keep asks for them.
+local function product_of_gathered(axis, y, x, w, o)
+  local n, chunks = x.shape[1], chunks_of(x.shape[1])
+  local whole
+  if chunks == 1 then
+    whole = gather_whole(axis, x)
+    product(y, 0, whole, w, o)
+  elseif chunks == 2 then
+    local work
+    whole, work = gather_whole(axis, x, true)
+    product(y, axis.rank * n, x, w, o)
+    work:wait()
+    products_of_others(axis, y, whole, n, w, o)
+  else
+    local pieces = send_pieces(axis, x, chunks - 1)
+    whole = o.keep and Tensor.empty({ axis.size * n, x.shape[2] }, x.dtype) or nil
+    product(y, axis.rank * n, x, w, o)
+    products_of_pieces(axis, y, pieces, n, w, o, whole)
+  end
+  if whole and not o.keep then return whole:release() end
   return whole
 end
 
--- out [n,width] = this rank's rows of the sum over ranks of x [R n,in] w, with o = { name, tb } -> works to wait for.
-local function scatter_product(axis, out, x, w, o)
-  local n, chunks, works = out.shape[1], chunks_of(out.shape[1]), {}
+-- Of two ranks: the product of the other's rows travels while this rank multiplies its own.
+local function exchange_products(axis, out, x, w, o)
+  local n, peer = out.shape[1], 1 - axis.rank
+  local theirs, ours = rows_of(x, peer * n, n), rows_of(x, axis.rank * n, n)
+  local away, addend = Tensor.like(out), Tensor.like(out)
+  product(away, 0, theirs, w, o)
+  local receiving, sending = axis:recv(addend, peer, true), axis:send(away, peer, true)
+  product(out, 0, ours, w, o)
+  for _, t in ipairs { theirs, ours, away } do t:release() end
+  local function finish()
+    receiving:wait()
+    c.check(C.pg_axpby(out.raw, addend.raw, 1, 1))
+    addend:release()
+  end
+  return { sending, { wait = finish } }
+end
+
+-- All ranks' products of a piece are summed, while the next piece is multiplied.
+local function sum_in_pieces(axis, out, x, w, o, chunks)
+  local n, works = out.shape[1], {}
   for i = 0, chunks - 1 do
     local first, count = piece(n, chunks, i)
     local addends = Tensor.empty({ axis.size * count, out.shape[2] }, out.dtype)
@@ -111,6 +154,13 @@ local function scatter_product(axis, out, x, w, o)
     addends:release()
   end
   return works
+end
+
+-- out [n,width] = this rank's rows of the sum over ranks of x [R n,in] w, with o = { name, tb } -> works to wait for.
+local function scatter_product(axis, out, x, w, o)
+  local chunks = chunks_of(out.shape[1])
+  if chunks > 1 and axis.size == 2 then return exchange_products(axis, out, x, w, o) end
+  return sum_in_pieces(axis, out, x, w, o, chunks)
 end
 
 local function wait_all(works)

@@ -40,8 +40,9 @@ local function segments_of(parameters)
   for _, s in ipairs(list) do -- updated as a whole
     for _, p in ipairs(s.params) do
       if p.requires_grad and not listed[p] then
-        c.fail("optim: %s is not in the list but its segment %s is; list it too, or set its requires_grad = false to "
-               .. "keep it as it is", p.name, s.name)
+        c.fail("optim: %s is not in the list but shares segment %s with one that is; list it too, set its "
+               .. "requires_grad = false to keep it as it is, or give each tensor a segment of its own: "
+               .. "pg.build(model, { bucket = 0 })", p.name, s.name)
       end
     end
   end
@@ -86,6 +87,15 @@ end
 function Optimizer:lay_runs(s)
   local state = self.states[s]
   state.ends, state.factors, state.weights = s:run_tables(self.settings.decay or 0)
+  if self.recorded then self.recorded:free() end -- it reads those from before
+end
+
+--- optim:record(make): from now on norm and update are make(f, name), a graph of what f does (pg.graph); nil: no
+-- longer.  In a world of one rank.
+function Optimizer:record(make)
+  if self.recorded then self.recorded:free() end
+  self.make = make
+  self.recorded = make and make(function(first) self:compute(first) end, "norm and update") or nil
 end
 
 --- optim:check(settings): raises where optim:swap cannot take them.
@@ -107,11 +117,12 @@ end
 
 --- optim:keep() -> a function that takes a swap back, as long as no step was made with it.
 function Optimizer:keep()
-  local settings, run, of, runs = self.settings, self.run, self.rate, {}
+  local settings, run, of, runs, make = self.settings, self.run, self.rate, {}, self.make
   for s, state in pairs(self.states) do runs[s] = { state.ends, state.factors, state.weights } end
   return function()
     self.settings, self.run, self.rate = settings, run, of
     for s, state in pairs(self.states) do state.ends, state.factors, state.weights = unpack(runs[s]) end
+    self:record(make)
   end
 end
 
@@ -134,20 +145,19 @@ function Optimizer:first_bad()
 end
 
 -- The norm is not finite, on all ranks: the first one that made a bad gradient is named.  After a sum over dp
--- (which spreads it) self.bad_gradient is what this rank had before.
-function Optimizer:refuse(number, norm)
-  local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad()
+-- (which spreads it) self.bad_gradient is what this rank had before, or blame() finds it out.
+function Optimizer:refuse(number, norm, blame)
+  local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad() or blame and blame()
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
   c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
 end
 
--- Norm and clip factor, on the device.  Where ranks hold different parameters, the squares are summed over all
--- of them, each parameter counted once.
+-- Norm and clip factor, on the device; SUMSQ is 0 before.  Where ranks hold different parameters, the squares are
+-- summed over all of them, each parameter counted once.
 function Optimizer:measure()
   local block = step.block()
   local parted = mesh.tp.size > 1 or mesh.pp.size > 1 or mesh.layout.zero > 0 and mesh.dp.size > 1
-  step.set { SUMSQ = 0 }
   for _, s in ipairs(self.segments) do
     local state = self.states[s]
     c.check(C.pg_sumsq(block.raw, s.own_grad.raw, parted and state.ends.raw or nil,
@@ -159,6 +169,13 @@ function Optimizer:measure()
     sum:free()
   end
   c.check(C.pg_clip(block.raw, self.settings.clip or 0))
+end
+
+-- All that the device does of a step; first: of the first.
+function Optimizer:compute(first)
+  self:measure()
+  watch.mark "gradient norm"
+  for _, s in ipairs(self.segments) do self:update(s, self.states[s], first) end
 end
 
 --- optim:next_rate(state) -> the rate of the next update.  state: what it is asked with.
@@ -173,8 +190,8 @@ end
 
 --- optim:step(o) -> norm, rate: one update from the gradients of this step.  o.reduced: they have been
 -- summed over dp already, and the values are waited for where they are used; o.bad: what the reducer found bad;
--- o.state: what the rate is asked with; o.rate: it was asked already.  Raises, with nothing updated, where a
--- gradient is not finite.
+-- o.blame() -> the same, found out now; o.state: what the rate is asked with; o.rate: it was asked already.  Raises,
+-- with nothing updated, where a gradient is not finite.
 function Optimizer:step(o)
   local reduced = o and o.reduced
   self.bad_gradient = o and o.bad
@@ -184,18 +201,17 @@ function Optimizer:step(o)
     if s:stale() then self:lay_runs(s) end
   end
   local number, now = self.steps + 1, o and o.rate or self:next_rate(o and o.state)
-  self:measure()
-  watch.mark "gradient norm"
+  step.set { SUMSQ = 0 }
   step.set(self:corrections(number, now))
+  if self.recorded then self.recorded(number == 1) else self:compute(number == 1) end
   for _, s in ipairs(self.segments) do
-    self:update(s, self.states[s], number)
     s:updated()
     s:fresh()
   end
   if self.after_step then self.after_step(self, reduced) end
   watch.mark "update"
   local norm, finite = step.get("NORM", "FINITE")
-  if finite == 0 then self:refuse(number, norm) end
+  if finite == 0 then self:refuse(number, norm, o and o.blame) end
   self.steps = number
   step.set { RANDOM = step.random_base(self.run.seed or 0, number) }
   self.last_norm, self.last_rate = norm, now

@@ -19,12 +19,12 @@ local schema = {
 
 function SGD.corrections(_, _, rate) return { RATE = rate, BIAS1 = 1, BIAS2 = 1 } end
 
-function SGD:update(s, state, number)
+function SGD:update(s, state, first)
   local o = self.settings
   local m = o.momentum ~= 0 and state.momentum_buffer.raw or nil
   local master = state.master and state.master.raw or nil
   c.check(C.pg_sgd(s.own_value.raw, master, s.own_grad.raw, m, state.ends.raw, state.factors.raw, step.block().raw,
-                   o.momentum, o.dampening, o.nesterov and 1 or 0, number == 1 and 1 or 0))
+                   o.momentum, o.dampening, o.nesterov and 1 or 0, first and 1 or 0))
 end
 
 --- sgd(parameters, { rate=, momentum=, dampening=, nesterov=, decay=, clip= }, run) -> an optimiser.

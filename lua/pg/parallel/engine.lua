@@ -2,14 +2,16 @@
 -- A rank holds a part of the model (a stage of the pipeline, a share of tp) and reads its dp place's samples;
 -- it makes the gradients of what it holds and knows a share of the loss.  Callers sum the shares over the
 -- world: all but one of the ranks that compute the same loss bring 0.
+local graph = require "pg.graph"
 local mesh = require "pg.mesh"
 local pipeline = require "pg.parallel.pipeline"
 local reducer = require "pg.parallel.reducer"
 local reduce = require "pg.ops.reduce"
 local scope = require "pg.scope"
 local zero = require "pg.parallel.zero"
+local tape = require "pg.tape"
 local Tensor = require "pg.tensor"
-local C = require("pg.c").C
+local C, ffi = require("pg.c").C, require("pg.c").ffi
 
 local engine = {}
 local Engine = {}
@@ -38,6 +40,51 @@ local function one(e, i, source, done)
   return loss
 end
 
+-- ---- a step's gradients as one graph (pg.graph) ----
+
+-- What it computes: batches are there, each with the context that ops see.
+local function all_at_once(e, micros)
+  local losses = {}
+  for i, m in ipairs(micros) do
+    losses[i] = scope.run(one, e, i, function()
+      tape.context = m.context
+      return m.batch
+    end)
+  end
+  return losses
+end
+
+-- Which parameters want gradients: a graph knows only those that did.
+local function wanted(e)
+  local flags = {}
+  for _, s in ipairs(e.segments) do
+    for _, p in ipairs(s.params) do flags[#flags + 1] = p.requires_grad and "1" or "0" end
+  end
+  return table.concat(flags)
+end
+
+-- As in_turn.
+local function as_graph(e, micro, source)
+  return scope.run(function()
+    local micros = {}
+    C.pg_mem_tag "batch"
+    for i = 1, micro do
+      local batch = source(i)
+      micros[i] = { batch = batch, context = tape.context }
+    end
+    C.pg_mem_tag "activations"
+    local losses = e.graph(micros, wanted(e))
+    for _, loss in ipairs(losses) do loss:retain() end
+    return losses
+  end)
+end
+
+--- e:record(on): from now on the gradients of a step are one graph, or not.  In a world of one rank.
+function Engine:record(on)
+  if self.graph then self.graph:free() end
+  self.graph = on and graph.new(function(micros) return all_at_once(self, micros) end, "a step's gradients") or nil
+end
+
 -- All of them, in one stage; the losses as pipeline.gradients gives them.
 local function in_turn(e, micro, source, r)
   local losses = {}
@@ -48,16 +95,22 @@ local function in_turn(e, micro, source, r)
   return losses
 end
 
---- e:gradients(micro, source, traced) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
+--- engine.looks() -> whether gradients are looked at before they are summed, so that the rank which made a bad one
+-- is known.  On a GPU not by themselves: the host would wait for the device before each message.
+function engine.looks() return ffi.string(C.pg_device()) ~= "cuda" or os.getenv "PG_NAN" == "1" end
+
+--- e:gradients(micro, source, o) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
 -- over dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
--- first gradient that is not finite, by name; e.trace: where that was asked for and there are stages (trace.lua).
-function Engine:gradients(micro, source, traced)
-  local r = reducer.new(self.segments)
+-- first gradient that is not finite, by name, where they are looked at (o.look, or engine.looks).  e.trace: with
+-- o.trace, and where there are stages, when they worked (trace.lua).
+function Engine:gradients(micro, source, o)
+  local r = reducer.new(self.segments, o and o.look or engine.looks())
   local losses
   self.trace = nil
   if self.pipe then
-    losses, self.trace = self.pipe:gradients(micro, source, r, traced)
+    losses, self.trace = self.pipe:gradients(micro, source, r, o and o.trace)
     if #self.rest > 0 then r:after(true, self.rest) end
+  elseif self.graph then losses = as_graph(self, micro, source)
   else losses = in_turn(self, micro, source, r) end
   r:finish()
   self.bad = r.bad
@@ -79,21 +132,24 @@ function Engine:trial(model, batch, loss, backward)
   if backward then y:backward() end
 end
 
---- e:adopt(model, schedule): from now on the code of another model that has the same parameters.
+--- e:adopt(model, schedule): from now on the code of another model that has the same parameters; nothing that was
+-- recorded of the one before runs again.
 function Engine:adopt(model, schedule)
   self.model = model
+  if self.graph then self.graph:free() end
   if self.pipe then self.pipe:adopt(model, schedule) end
 end
 
 --- e:keep() -> what e:abandon(kept) takes, after a step that was not finished and once the groups are whole again.
 function Engine:keep()
   zero.ready(self.segments)
-  return { model = self.model, pipe = self.pipe and self.pipe:keep() }
+  return { model = self.model, graphs = self.graph ~= nil, pipe = self.pipe and self.pipe:keep() }
 end
 
 function Engine:abandon(kept)
   zero.abandon(self.segments)
   self.model, self.bad = kept.model, nil
+  self:record(kept.graphs)
   if self.pipe then self.pipe:abandon(kept.pipe) end
 end
 

@@ -1,6 +1,6 @@
 -- parallel/layout.lua: from the fields of a layout to a mesh, a model of which this rank holds its part, and the plan
 -- that is printed.  What cannot be is refused before anything is built or sent, with the nearest that fits.
---   fields: pp, dp (or "rest"), tp, zero, sequence, tp_chunks, schedule, chunks, blocks
+--   fields: pp, dp (or "rest"), tp, zero, bucket, sequence, tp_chunks, schedule, chunks, blocks
 local c = require "pg.c"
 local describe = require "pg.describe"
 local log = require "pg.log"
@@ -64,8 +64,8 @@ end
 
 --- layout.resolve(fields, ranks) -> the same as numbers: dp is one, and the product is `ranks`.
 function layout.resolve(l, ranks)
-  local out = { pp = l.pp or 1, tp = l.tp or 1, dp = l.dp or "rest", zero = l.zero or 0, sequence = l.sequence,
-                tp_chunks = l.tp_chunks,
+  local out = { pp = l.pp or 1, tp = l.tp or 1, dp = l.dp or "rest", zero = l.zero or 0, bucket = l.bucket,
+                sequence = l.sequence, tp_chunks = l.tp_chunks,
                 schedule = l.schedule or "1f1b", chunks = l.chunks, blocks = l.blocks }
   out.dp = dp_of(out, ranks)
   return out
@@ -150,7 +150,7 @@ function layout.build(what, l, o)
   mesh.build { pp = l.pp, dp = l.dp, tp = l.tp, zero = l.zero, sequence = l.sequence, tp_chunks = l.tp_chunks }
   check_memory(model, l.pp > 1 and plan or nil, l, o)
   if l.pp > 1 then parts.mark(model, plan, mesh.pp.rank) end
-  params.build(model, o)
+  params.build(model, { seed = o.seed, dtype = o.dtype, bucket = l.bucket })
   if l.pp > 1 then parts.join(model, plan) end
   zero.attach(model)
   return model, plan
@@ -206,14 +206,19 @@ end
 
 -- What dp costs a step, on the rank that sends most.
 local function sent_line(segments, micro)
-  local bytes = mesh.world:sum_numbers({ zero.bytes_sent(segments, micro) }, "max")[1]
-  return ("a step sends over dp, a rank at most: %s"):format(log.bytes(bytes))
+  local most = mesh.world:sum_numbers({ zero.sent(segments, micro) }, "max")
+  return ("a step sends over dp, a rank at most: %s, in %d message%s"):format(log.bytes(most[1]), most[2],
+                                                                           most[2] == 1 and "" or "s")
 end
 
 -- Parameters that stay whole at ZeRO 3, by name of their segments.
 local function outside_line(segments)
-  local names = {}
-  for _, s in ipairs(zero.outside(segments)) do names[#names + 1] = s.name end
+  local names, last = {}, nil
+  for _, s in ipairs(zero.outside(segments)) do
+    local name = s.name:gsub(" %(%d+ of %d+%)$", "") -- one that is cut is told once
+    if name ~= last then names[#names + 1] = name end
+    last = name
+  end
   return #names > 0 and "whole on every rank, being outside the layers: " .. table.concat(names, ", ") or nil
 end
 

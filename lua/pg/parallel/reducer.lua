@@ -25,15 +25,15 @@ local function alone(segments)
   return true
 end
 
---- reducer.new(segments) -> a reducer for one step.  For each backward pass r:hook(last) as options.done (and to
--- tape.finish), then call r:after(last); at the end r:finish().
-function reducer.new(segments)
-  return setmetatable({ segments = segments, works = {}, flying = {}, passes = {}, sent = {},
+--- reducer.new(segments, look) -> a reducer for one step.  For each backward pass r:hook(last) as options.done (and to
+-- tape.finish), then call r:after(last); at the end r:finish().  look: note what is not finite.
+function reducer.new(segments, look)
+  return setmetatable({ segments = segments, works = {}, flying = {}, passes = {}, sent = {}, look = look,
                         alone = alone(segments) }, Reducer)
 end
 
 -- A bad number spreads to all ranks with the sum, so the rank that made it is noted before: r.bad is the
--- name of this rank's first gradient that is not finite.
+-- name of this rank's first gradient that is not finite.  The host waits for the device to know.
 function Reducer:note_bad(s)
   if self.bad or watch.nonfinite(s.grad) == 0 then return end
   for _, piece in ipairs(s:pieces(s.grad)) do
@@ -64,7 +64,7 @@ function Reducer:send(s)
   self.sent[s] = true
   s:zero_unused()
   zero.settle(s)
-  if s.axis.size > 1 then self:note_bad(s) end
+  if self.look and s.axis.size > 1 then self:note_bad(s) end
   for _, sum in ipairs(s.sums) do
     local v = s.grad:view({ sum.count }, sum.first)
     sum.axis:all_reduce(v)
@@ -166,7 +166,7 @@ end
 --- reducer.average(segments) -> the reducer: their gradients averaged over the ranks, without overlap: what a loss of
 -- a plain script wants, as DistributedDataParallel does it.
 function reducer.average(segments)
-  local r = reducer.new(segments)
+  local r = reducer.new(segments, true)
   r:finish()
   for _, s in ipairs(segments) do
     local size = s.axis.size

@@ -32,11 +32,11 @@ local function check_mesh(l)
 end
 
 --- pg.parallel(what, layout, o) -> a run.  what: a description or a module not yet built; layout: dp ("rest"), pp, tp,
--- zero, schedule, chunks, blocks, sequence, tp_chunks, as in a recipe.  o: seed (0), dtype ("f32"), micro (sequences of
--- a micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
+-- zero, bucket, schedule, chunks, blocks, sequence, tp_chunks, as in a recipe.  o: seed (0), dtype ("f32"), micro
+-- (sequences of a micro-batch; all of a rank's), loss (function(model, batch) -> loss).  Call it before pg.data.
 function script.new(what, fields, o)
   o = o or {}
-  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "schedule", "chunks", "blocks", "sequence",
+  c.keys(fields or {}, { "dp", "pp", "tp", "zero", "bucket", "schedule", "chunks", "blocks", "sequence",
                         "tp_chunks" }, "parallel: layout")
   c.keys(o, { "seed", "dtype", "micro", "loss" }, "parallel")
   local l = layout.resolve(fields or {}, require("pg.host").ranks)
@@ -59,13 +59,20 @@ Run.__tostring = Run.describe
 
 -- ---- batches ----
 
--- Targets of a batch of one's own that count, over all of dp.
-local function count_valid(batch)
+-- Targets of a batch of one's own that count, over all of dp.  Its ranks may bring unequal numbers of sequences, but
+-- where they sum gradients after each of a rank's `count` micro-batches, all must have as many of these.
+local function count_valid(batch, count)
   local n, ignore = 0, batch.ignore or IGNORE
   for _, id in ipairs(batch.targets:totable()) do
     if id ~= ignore then n = n + 1 end
   end
-  return mesh.dp:sum_numbers({ n })[1]
+  local told = mesh.dp:sum_numbers { n, count, count * count }
+  if mesh.layout.zero >= 2 and told[2] ^ 2 ~= told[3] * mesh.dp.size then
+    c.fail("run: this rank's batch makes %d micro-batches, that of another rank of dp more or fewer; layout.zero = %d "
+           .. "sums gradients after each: give all ranks as many sequences, or leave micro out", count,
+           mesh.layout.zero)
+  end
+  return told[1]
 end
 
 local function check_batch(batch)
@@ -105,13 +112,13 @@ function Run:gradients(batch, o)
   if name then measured.wanted(mesh.pp.size, "run:gradients: timeline") end
   local micro, count = micro_of(self, batch)
   if not batch.step then
-    local valid = count_valid(batch)
+    local valid = count_valid(batch, count)
     step.set { INV_TOKENS = valid > 0 and 1 / valid or 0 }
   end
   local sample0 = batch.sample0 or mesh.dp.rank * batch.tokens.shape[1]
   local before = tape.context
   local share = scope.run(self.engine.gradients, self.engine, count,
-                          function(i) return cut(batch, micro, i, sample0) end, name ~= nil)
+                          function(i) return cut(batch, micro, i, sample0) end, { trace = name ~= nil })
   tape.context = before
   local told = { bad = self.engine.bad }
   for _, s in ipairs(self.model.segments) do s.summed = told end -- optim:step() has nothing left to sum

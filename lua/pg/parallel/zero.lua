@@ -3,7 +3,8 @@
 --   1, 2  after an update the ranks of dp send one another their windows, the first segment first; an item of a
 --         Sequential waits for its own before it runs, so that the rest travels meanwhile
 --   3     values are whole only while an item runs: brought before it, with the next item's already under way,
---         dropped after it; the same again in backward, where marks on the tape stand for the two ends of an item
+--         dropped after it; the same again in backward, where marks on the tape stand for the two ends of an item.
+--         Small items that share a segment come and go together, and a large item brings several
 -- Parameters outside any item of a Sequential are waited for as soon as they are updated, and stay whole at level 3
 -- (zero.outside lists them).
 -- A segment counts who needs it (s.held): tied weights are needed by two items.  One that nobody needs stays until
@@ -192,11 +193,11 @@ end
 
 -- ---- the plan ----
 
---- zero.bytes_sent(segments, micro) -> bytes that this rank sends over dp in a step of `micro` micro-batches, by rings:
--- (n - 1) / n of a buffer for each reduce-scatter or all-gather, twice that for an all-reduce.  At level 3 at most:
--- what two items in a row need is brought once.
-function zero.bytes_sent(segments, micro)
-  local bytes = 0
+--- zero.sent(segments, micro) -> bytes that this rank sends over dp in a step of `micro` micro-batches, by rings:
+-- (n - 1) / n of a buffer for each reduce-scatter or all-gather, twice that for an all-reduce; and in how many of
+-- these.  At level 3 at most: what two items in a row need is brought once.
+function zero.sent(segments, micro)
+  local bytes, calls = 0, 0
   for _, s in ipairs(segments) do
     local n = s.axis.size
     local grad = s.count * tonumber(C.pg_dtype_size(Tensor.codes[s.grad_dtype]))
@@ -205,8 +206,9 @@ function zero.bytes_sent(segments, micro)
     local gathered = s.level == 3 and not s.stays and 2 * micro or 1
     local moved = s.level == 0 and 2 * grad or reduced * grad + gathered * value
     bytes = bytes + moved * (n - 1) / n
+    calls = calls + (n == 1 and 0 or s.level == 0 and 1 or reduced + gathered)
   end
-  return bytes
+  return bytes, calls
 end
 
 return zero

@@ -126,7 +126,8 @@ function timelines.check(stages, o)
   same_bits(gradients(e, o.micro, true), want, name)
   local m = measured.take(e, 7)
   c.collect()
-  assert(e.trace == nil and pg.memory().tensors == before, name .. ": tensors are left")
+  local after = pg.memory().tensors -- fewer: the engine of the check before was still about
+  assert(e.trace == nil and after <= before, ("%s: %d tensors before, %d afterwards"):format(name, before, after))
   same_bits(gradients(e, o.micro), want, name .. ", afterwards")
   local chunks = e.pipe.chunks
   local lists = schedule.make(o.schedule, { stages = stages, micro = o.micro, chunks = chunks })

@@ -72,8 +72,9 @@ local function check_stage(list, want, name)
   end
 end
 
--- No step before the one whose message it takes.
-local function check_messages(m, slack, name)
+-- No step before the one whose message it takes.  Where there is one clock: how well several agree is a matter of
+-- durations.
+local function check_messages(m, name)
   local stop = {}
   local function key(kind, x, chunk) return ("%s:%d:%d"):format(kind, x.micro, chunk) end
   for _, list in ipairs(m.timeline) do
@@ -86,7 +87,7 @@ local function check_messages(m, slack, name)
       local sent = from and stop[key(x.kind, x, from)]
       if sent then
         n = n + 1
-        if x.start < sent - slack then
+        if x.start < sent - HOST then
           error(("%s, stage %d: %s of %d, chunk %d, begins %.9f s before its message is there"):format(name, s - 1,
             x.kind, x.micro, x.chunk, sent - x.start))
         end
@@ -111,7 +112,8 @@ local function check_simulated(m, name)
   for chunk = 1, m.stages * m.chunks do
     assert(times.forward[chunk] > 0 and times.backward[chunk] > 0 and (times.weight[chunk] > 0) == split, name)
   end
-  assert(#times.forward == m.stages * m.chunks and (not message or message > -m.clock - HOST))
+  assert(#times.forward == m.stages * m.chunks, name)
+  assert(m.device ~= "cpu" or not message or message > -HOST, name)
 end
 
 --- timelines.check(stages, o): o.schedule, o.micro, o.chunks.  Returns m.
@@ -133,7 +135,7 @@ function timelines.check(stages, o)
   local lists = schedule.make(o.schedule, { stages = stages, micro = o.micro, chunks = chunks })
   for s, list in ipairs(m.timeline) do check_stage(list, lists[s], name .. ", stage " .. s - 1) end
   assert(m.stages == stages and m.micro == o.micro and m.chunks == chunks and m.step == 7, name)
-  check_messages(m, m.clock + HOST, name)
+  if m.device == "cpu" then check_messages(m, name) end
   check_simulated(m, name)
   return m
 end

@@ -49,6 +49,9 @@ assert(m.step == 2 and m.stages == 2 and m.micro == 8 and m.schedule == "1f1b")
 local lines = fs.read(folder .. "/log.txt")
 assert(lines:find("timeline of 1f1b: 2 stages, 8 micro-batches, step 2 on", 1, true) and lines:find "\napart  ", lines)
 
+local fine, refusal = pcall(training.run, recipe { timeline = 4 }, "too-late")
+assert(not fine and refusal:find("log.timeline is 4, and the last step is 3", 1, true), refusal)
+
 -- A disk that is full costs the file, not the training.
 local log = require "pg.log"
 local write = fs.write

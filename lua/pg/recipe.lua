@@ -224,8 +224,8 @@ local function check_layout(info, r)
   if not r.log.timeline then return end
   recipe.guard(info, "log.timeline", measured.wanted, r.layout.pp, "log.timeline")
   if r.log.timeline > r.steps then
-    recipe.fail(info, "log.timeline", "log.timeline is %d, and the last step is %d; name one on the way", r.log.timeline,
-                r.steps)
+    recipe.fail(info, "log.timeline", "log.timeline is %d, and the last step is %d; name one on the way",
+                r.log.timeline, r.steps)
   end
 end
 

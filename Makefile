@@ -53,7 +53,7 @@ NV_FLAGS   = $(NVCCFLAGS) -std=c++17 -isystem $(CUDA_HOME)/include -Xcompiler -f
 C_FILES := $(filter-out $(CUDA_C),$(sort $(wildcard runtime/*/*.c kernels/*.c)))
 OBJECTS := $(C_FILES:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 TESTS   := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/c/test_*.c)))
-LUA     := $(shell find lua models -name '*.lua' -o -path 'lua/*' -name '*.md' | LC_ALL=C sort)
+LUA     := $(shell find lua models -name '*.lua' -o -path 'lua/*' \( -name '*.md' -o -name '*.svg' \) | LC_ALL=C sort)
 C_ALL   := $(wildcard runtime/*.h runtime/*/*.[ch] kernels/*.[ch] tests/*.h tests/c/*.c)
 # clang-format stays off pg.h, whose columns are set by hand, and the headers that are compiled for
 # each number type: it takes N(name)(x) for a macro and a new line.

@@ -107,6 +107,16 @@ int pg_host_join(pg_host *h);
 int pg_host_wait(pg_host *h);
 void pg_host_free(pg_host *h);    /* waits for its moves */
 
+/* Marks: moments on the device's own clock.  A mark is reached when all ops asked for before it are done
+ * and those asked for after it have not begun; setting one makes neither host nor device wait.
+ * pg_marks_read waits for them: seconds [n], NaN for a mark that was never set; on the CPU of pg_time's
+ * clock, which the ranks of a host share, on a GPU since the mark that was set first. */
+typedef struct pg_marks pg_marks;
+int pg_marks_new(pg_marks **out, int n);
+int pg_marks_set(pg_marks *m, int i); /* 0 <= i < n; set again, the later moment counts */
+int pg_marks_read(pg_marks *m, double *seconds);
+void pg_marks_free(pg_marks *m);
+
 int pg_fill(pg_tensor *y, double value);
 int pg_copy(pg_tensor *y, const pg_tensor *x);    /* same count; casts between any two dtypes,
                                                      float to integer truncates, to bf16/f16 rounds

@@ -8,6 +8,7 @@ local describe = require "pg.describe"
 local fields = require "pg.recipe_fields"
 local host = require "pg.host"
 local layout = require "pg.parallel.layout"
+local measured = require "pg.parallel.measured"
 
 local recipe = {}
 local RESERVED = { run = true, resume = true }
@@ -231,6 +232,12 @@ end
 local function check_layout(info, r)
   r.layout = recipe.guard(info, "layout", layout.resolve, r.layout, host.ranks)
   r.micro = recipe.guard(info, "layout.schedule", layout.share, r.layout, r.data.batch, r.micro)
+  if not r.log.timeline then return end
+  recipe.guard(info, "log.timeline", measured.wanted, r.layout.pp, "log.timeline")
+  if r.log.timeline > r.steps then
+    recipe.fail(info, "log.timeline", "log.timeline is %d, and the last step is %d; name one on the way",
+                r.log.timeline, r.steps)
+  end
 end
 
 -- What is looked at after every op, or on the host, a graph cannot have in it.

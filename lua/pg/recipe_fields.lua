@@ -60,7 +60,8 @@ fields.top = {
     tokens   = { "integer", 200, "how much", low = 0, high = 2^30 },
     temperature = { "number", 0.8, "0: always the likeliest", low = 0 } } },
   log       = { doc = "lines", fields = {
-    every    = { "integer", nil, "steps between two; default: about 30 lines a run, and one a minute", low = 1 } } },
+    every    = { "integer", nil, "steps between two; default: about 30 lines a run, and one a minute", low = 1 },
+    timeline = { "integer", nil, "a step whose pipeline is timed, into timeline-STEP.json and .svg", low = 1 } } },
   live      = { doc = "changes while it trains", fields = {
     watch    = { "boolean", true, "its file and modules are looked at, and offered to the run when one is saved" } } },
   loss      = { "function", nil, "function(model, batch) -> loss; default: model:loss(batch)" },

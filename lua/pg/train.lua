@@ -14,6 +14,7 @@ local layout = require "pg.parallel.layout"
 local loader = require "pg.data.loader"
 local live = require "pg.live"
 local log = require "pg.log"
+local measured = require "pg.parallel.measured"
 local mesh = require "pg.mesh"
 local parts = require "pg.train_parts"
 local recipe = require "pg.recipe"
@@ -138,7 +139,7 @@ end
 -- ranks do it together; nothing was updated, so they are the same.
 function Trainer:blame()
   if engine.looks() then return nil end -- they have been looked at
-  self.engine:gradients(self.micro, function(i) return self.loader:micro(i) end, true)
+  self.engine:gradients(self.micro, function(i) return self.loader:micro(i) end, { look = true })
   for _, s in ipairs(self.optim.segments) do s:fresh() end
   return self.engine.bad
 end
@@ -210,7 +211,8 @@ function Trainer:gather(reshaped)
   local batch = self:next_batch()
   if reshaped or state.step == self.first then self:settle_choices(batch) end
   self.micro = batch.micro
-  local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
+  local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end,
+                                      { trace = state.step == self.recipe.log.timeline })
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
   local numbers = { share, stop, finite(share) and 0 or 1 }
   self.busy:add(numbers)
@@ -351,6 +353,9 @@ function Trainer:after(record)
   end
   if self.files then self.files:write(record) end
   self:tell(record, last or self.stopping)
+  if self.engine.trace then
+    measured.tell(self.engine, ("%s/timeline-%d"):format(state.run, state.step), state.step)
+  end
   if state.step == self.first then
     choices.share()
     if host.rank == 0 then choices.keep(state.run) end

@@ -26,6 +26,12 @@ typedef struct {                  /* raw blocks; the pool (pool.h) stands in fro
     int (*transfer)(void *pinned, void *device, void *host, int64_t bytes, int to_device);
     int (*join)(void *pinned);   /* later work on the device's stream sees its transfers */
     int (*settle)(void *pinned); /* the host waits for them */
+    /* Moments on the device's own clock (pg_marks in pg.h); NULL where the host's clock tells them,
+     * because an op is done when its call returns. */
+    int (*mark_new)(void **mark);
+    int (*mark_set)(void *mark); /* behind the work that the device's stream has now */
+    int (*mark_read)(double *seconds, void *from, void *to); /* waits for both */
+    void (*mark_free)(void *mark);
 } pg_memory_ops;
 
 /* Collectives on raw pointers.  `impl` is the transport's group.  All are asynchronous: they fill
@@ -76,7 +82,7 @@ typedef struct pg_backend {
 } pg_backend;
 
 /* Raise it with every change of kernels.h or this file: a plug-in built with another is refused. */
-#define PG_BACKEND_ABI 5
+#define PG_BACKEND_ABI 6
 
 /* The backend in force; opens "auto" at the first call if pg_init was not called.  NULL + message. */
 const pg_backend *pg_backend_now(void);

@@ -128,6 +128,10 @@ const pg_memory_ops cuda_memory = {
     .transfer = cuda_transfer,
     .join = cuda_join,
     .settle = cuda_settle,
+    .mark_new = cuda_mark_new,
+    .mark_set = cuda_mark_set,
+    .mark_read = cuda_mark_read,
+    .mark_free = cuda_mark_free,
 };
 
 /* ---- opening ---- */

@@ -3,6 +3,7 @@
  *   cuda.c        the table of backend.h; opening the device; memory
  *   cuda_graph.c  graphs: work recorded and launched as a whole
  *   cuda_host.c   pinned buffers that the device reads and writes by itself
+ *   cuda_marks.c  moments on the device's clock
  *   cuda_wait.c   how the host waits; what was found, for `pgrun --version`
  *   nccl*.c       collectives between GPUs (nccl.h)
  *
@@ -43,6 +44,12 @@ void cuda_unpin(void *pinned);
 int cuda_transfer(void *pinned, void *device, void *host, int64_t bytes, int to_device);
 int cuda_join(void *pinned);
 int cuda_settle(void *pinned);
+
+/* cuda_marks.c: more fields of it */
+int cuda_mark_new(void **mark);
+int cuda_mark_set(void *mark);
+int cuda_mark_read(double *seconds, void *from, void *to);
+void cuda_mark_free(void *mark);
 
 /* cuda_wait.c.  The host waits; an interrupt or a broken group of ranks ends it. */
 int cuda_wait_stream(cudaStream_t s, const char *op);

@@ -1,5 +1,5 @@
-/* test_cuda_memory.c: the CUDA backend's memory through pg.h: reads, writes, pinned buffers, the limit.
- * Needs a GPU.  And graphs: tests/lua/test_graph.lua has the rest of them. */
+/* test_cuda_memory.c: the CUDA backend's memory through pg.h: reads, writes, pinned buffers, the limit;
+ * marks.  Needs a GPU.  And graphs: tests/lua/test_graph.lua has the rest of them. */
 #include "../check.h"
 #include "../../runtime/backend/backend.h"
 
@@ -111,6 +111,27 @@ static void test_copy_and_view(void **state) {
     pg_tensor_free(u);
 }
 
+/* Marks see what lies between them on the device, though the host was through with it long before. */
+static void test_marks(void **state) {
+    (void)state;
+    if (!there) skip();
+    int64_t n = 64 << 20;
+    pg_tensor *t = new_f32(n);
+    pg_marks *m;
+    double at[4], all = pg_time();
+    ok(pg_marks_new(&m, 4));
+    ok(pg_marks_set(m, 0));
+    ok(pg_marks_set(m, 1));
+    for (int i = 0; i < 50; i++) ok(pg_fill(t, i)); /* 256 MiB each: 50 us at 5 TB/s */
+    ok(pg_marks_set(m, 2));
+    ok(pg_marks_read(m, at));
+    all = pg_time() - all;
+    assert_true(at[0] == 0 && at[1] >= 0 && at[1] < at[2] && at[2] <= all && isnan(at[3]));
+    assert_true(at[2] - at[1] > 50 * 20e-6);
+    pg_marks_free(m);
+    pg_tensor_free(t);
+}
+
 static float first_of(pg_tensor *t) {
     float x = 0;
     ok(pg_tensor_read(t, 0, &x, sizeof x));
@@ -193,6 +214,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_pinned, nothing_alive),
         cmocka_unit_test_teardown(test_limits, nothing_alive),
         cmocka_unit_test_teardown(test_copy_and_view, nothing_alive),
+        cmocka_unit_test_teardown(test_marks, nothing_alive),
         cmocka_unit_test_teardown(test_graph, nothing_alive),
         cmocka_unit_test_teardown(test_graph_given_up, nothing_alive),
     };

@@ -22,7 +22,24 @@ expect 0 "time 10.5," gpipe --stages=2 --micro=2 --forward=1,2 --backward=1 --we
 expect 0 "mine.lua: 1 stage, 3 micro-batches" mine.lua --stages=1 --micro=3
 expect 0 "usage: pgrun schedule NAME" --help
 "$PGRUN" schedule zb-h1 --stages=2 --micro=2 --svg=z.svg >/dev/null
-grep -q '<title>stage 1: weight 2, ' z.svg || complain "z.svg has no weight step"
+grep -q '<title>weight 2, ' z.svg || complain "z.svg has no weight step"
+
+cat >measured.json <<'JSON'
+{"schedule":"1f1b","stages":2,"micro":1,"chunks":1,"step":9,"device":"cpu","clock":0,"steps":[
+ [["forward",1,0,0,1],["backward",1,0,4,6]], [["forward",1,1,1.5,2.5],["backward",1,1,2.5,3.5]]]}
+JSON
+expect 0 "1f1b: 2 stages, 1 micro-batch, step 9 on cpu" --measured=measured.json
+expect 0 "stage 0 F1          B1---" --measured=measured.json
+expect 0 "apart      8.3 points (by stage: +10.0 +6.7)" --measured=measured.json
+expect 0 "apart      0.0 points (by stage: +0.0 +0.0)" --measured=measured.json --send=0.5
+expect 0 "simulated" --measured=measured.json,measured.json --svg=m.svg
+[ "$(grep -c 'measured: idle 58.3 %' m.svg)" = 2 ] || complain "m.svg has not both files: $(grep idle m.svg)"
+"$PGRUN" help pipelines.svg | grep -q '>1f1b, measured: idle ' || complain "the help page has no picture"
+expect 1 "z.svg" --measured=z.svg
+expect 1 "none.json: No such file" --measured=none.json
+expect 2 "1f1b is one too many" 1f1b --measured=measured.json
+expect 2 "--stages is one too many" --measured=measured.json --stages=2
+expect 2 "--measured= names no file" --measured=
 
 expect 1 'schedule "1f1c" is unknown, did you mean "1f1b"?' 1f1c --stages=2 --micro=2
 expect 1 "has one chunk a stage, 2 are asked for" 1f1b --stages=2 --micro=2 --chunks=2

@@ -108,6 +108,8 @@ local words = {
   { "--steps=99999999999999999999", "at most 2^53" }, { "--seed=9223372036854775808", "a 64-bit integer" },
   { "--seed=0x10", "a 64-bit integer" }, { "--seed=1e3", "a 64-bit integer" }, { "--seed=", "a 64-bit integer" },
   { "--layout.dp=0", "a number of ranks" }, { "--layout.dp=nan", "a number of ranks" },
+  { "--log.timeline=0", "at least 1" },
+  { "--log.timeline=3", "log.timeline: a timeline shows the stages of a pipeline, and layout.pp is 1; set layout.pp" },
   { "--layout.schedule=gpip", "one of gpipe, 1f1b, interleaved, zb-h1, or a function" },
   { "--data.=3", "fields are set as" }, { "--.=3", "fields are set as" },
   { "--data..batch=3", "fields are set as" }, { "--optim=adamw", "such as --optim.betas=" },

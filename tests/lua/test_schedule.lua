@@ -3,10 +3,12 @@
 local check = require "tests.check"
 local draw = require "pg.parallel.schedule_draw"
 local fs = require "pg.fs"
+local measured = require "pg.parallel.measured"
 local schedule = require "pg.parallel.schedule"
 local simulate = require "pg.parallel.simulate"
 local stages = require "pg.parallel.stages"
 local svg = require "pg.parallel.schedule_svg"
+local trace = require "pg.parallel.trace"
 local equal, throws, is_true = check.equal, check.throws, check.is_true
 local tests = {}
 
@@ -308,6 +310,76 @@ function tests.test_svg()
   end
 end
 
+-- ---- measured ----
+
+-- Clocks from the ends of rounds; the first round and a late look change nothing.
+function tests.test_clocks()
+  local ahead, off = trace.clocks { { 1, 2, 3, 4, 5, 6 }, { 60, 52, 53, 54, 55.5, 56 }, { 1, 1, 2, 2.75, 4, 5 } }
+  equal(ahead, { 0, 50, -1 })
+  equal(off, 0.5)
+end
+
+-- Stage 1 takes its messages 0.5 s late; forwards 1 and 3 s, of which the mean counts.
+local function late()
+  local m = { schedule = "1f1b", stages = 2, micro = 2, chunks = 1, step = 3, device = "cpu", clock = 0 }
+  local function step(kind, micro, chunk, start, stop)
+    return { kind = kind, micro = micro, chunk = chunk, start = start, stop = stop }
+  end
+  m.timeline = simulate.summary {
+    { step("forward", 1, 0, 0, 1), step("forward", 2, 0, 1, 4), step("backward", 1, 0, 5, 7),
+      step("backward", 2, 0, 9, 11) },
+    { step("forward", 1, 1, 1.5, 2.5), step("backward", 1, 1, 2.5, 4.5), step("forward", 2, 1, 4.5, 5.5),
+      step("backward", 2, 1, 5.5, 8.5) } }
+  return m
+end
+
+function tests.test_measured_beside_simulated()
+  local m = late()
+  local times, message = measured.times(m)
+  equal(times, { forward = { 2, 1 }, backward = { 2, 2.5 }, weight = { 0, 0 } })
+  equal(message, 0.5)
+  local t = measured.simulated(m)
+  equal(t[1][2], { kind = "forward", micro = 2, chunk = 0, start = 2, stop = 4 })
+  equal(t[2][4], { kind = "backward", micro = 2, chunk = 1, start = 6.5, stop = 9 })
+  equal(t.makespan, 11)
+  equal(measured.simulated(m, 0.5).makespan, 12)
+  equal(measured.report(m, t), ([[
+measured   idle by stage: 27.3 36.4 %%, mean 31.8 %%; 11000.000 ms
+simulated  idle by stage: 27.3 36.4 %%, mean 31.8 %%; 11000.000 ms
+apart      0.0 points (by stage: +0.0 +0.0)
+ms of a micro-batch, by stage: forward 2000.000 1000.000, backward 2000.000 2500.000
+a message takes 500.000 ms; the stages have one clock]]):format())
+  local a, b = measured.draw(m, t):match "^measured\n(.-)\n\nsimulated\n(.-)$"
+  equal(a, [[
+time    0              5              10
+stage 0 F1 F2------    B1---       B2---
+stage 1      F1 B1--- F2 B2------]])
+  equal(b, [[
+time    0              5              10
+stage 0 F1--- F2---      B1---     B2---
+stage 1       F1 B1----- F2 B2----]])
+end
+
+function tests.test_measured_files_that_are_none()
+  local path = (os.getenv "SCRATCH" or "build") .. "/timeline.json"
+  local good = '{"schedule":"1f1b","stages":1,"micro":1,"chunks":1,"device":"cpu","clock":0,'
+    .. '"steps":[[["forward",1,0,0,1],["backward",1,0,1,3]]]}'
+  fs.write(path, good)
+  equal(measured.read(path).timeline.makespan, 3)
+  local function no_file(from, to, text)
+    local changed, n = good:gsub(from, to)
+    equal(n, 1)
+    fs.write(path, changed)
+    throws(function() measured.read(path) end, text)
+  end
+  no_file('"steps".*$', '"step":1}', "holds no measured timeline; log.timeline = 20 makes timeline-20.json")
+  no_file('"stages":1', '"stages":0', "stages is 0; it must be at least 1")
+  no_file(',%["backward".-%]', "", "stage 0 has no backward of micro-batch 1")
+  no_file('"backward"', '"backwards"', 'did you mean "backward"?')
+  no_file("1,3%]", "1,0.5]", "a step is written [kind, micro, chunk, start, stop], times in seconds; one has 1 and 0.5")
+  no_file(",1,3%]", "]", "timeline.json: a step is written")
+end
+
 -- The page's pictures are what the tool prints, and its own schedule can be run.
 function tests.test_help_page()
   local page, n = fs.read "lua/pg/help/pipelines.md", 0
@@ -322,6 +394,19 @@ function tests.test_help_page()
     n = n + 1
   end
   equal(n, #schedule.names + 1)
+end
+
+-- Its measured picture is that of its lines, and small.
+function tests.test_help_picture()
+  local page, picture = fs.read "lua/pg/help/pipelines.md", fs.read "lua/pg/help/pipelines.svg"
+  is_true(#picture < 60000 and picture:find "^<svg .*</svg>\n$" ~= nil)
+  for _, what in ipairs { "measured", "simulated" } do
+    local share = page:match("\n" .. what .. " +idle by stage: [^\n]*mean ([%d.]+) %%")
+    equal(picture:match(">1f1b, " .. what .. ": idle ([%d.]+) %%<"), share)
+    for _, name in ipairs { "interleaved", "zb-h1" } do
+      is_true(picture:find((">%s, %s: idle "):format(name, what), 1, true) ~= nil, name)
+    end
+  end
 end
 
 -- ---- cutting ----

@@ -1,4 +1,5 @@
 -- cmd/help.lua: pgrun help [TOPIC]: a page of lua/pg/help/, or the list of verbs and topics.
+-- A page's picture has the page's name: pgrun help pipelines.svg > pipelines.svg.
 -- Neighbours: repl.lua's help() finds pages and comments; a verb's line here is the first comment of
 -- its file, "pgrun NAME ...: what it does".
 local host = require "pg.host"
@@ -17,6 +18,11 @@ local function verbs()
   return table.concat(lines, "\n")
 end
 
+local picture = topic and topic:match "^[%w_-]+%.svg$" and host.source("lua/pg/help/" .. topic)
+if picture then
+  io.stdout:write(picture)
+  return 0
+end
 if topic then
   local page, known = repl.describe(topic)
   print(page)

@@ -11,7 +11,7 @@ local scope = require "pg.scope"
 local zero = require "pg.parallel.zero"
 local tape = require "pg.tape"
 local Tensor = require "pg.tensor"
-local C, ffi = require("pg.c").C, require "ffi"
+local C, ffi = require("pg.c").C, require("pg.c").ffi
 
 local engine = {}
 local Engine = {}
@@ -99,14 +99,16 @@ end
 -- is known.  On a GPU not by themselves: the host would wait for the device before each message.
 function engine.looks() return ffi.string(C.pg_device()) ~= "cuda" or os.getenv "PG_NAN" == "1" end
 
---- e:gradients(micro, source, look) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
+--- e:gradients(micro, source, o) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
 -- over dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's
--- first gradient that is not finite, by name, where they are looked at (look, or engine.looks).
-function Engine:gradients(micro, source, look)
-  local r = reducer.new(self.segments, look or engine.looks())
+-- first gradient that is not finite, by name, where they are looked at (o.look, or engine.looks).  e.trace: with
+-- o.trace, and where there are stages, when they worked (trace.lua).
+function Engine:gradients(micro, source, o)
+  local r = reducer.new(self.segments, o and o.look or engine.looks())
   local losses
+  self.trace = nil
   if self.pipe then
-    losses = self.pipe:gradients(micro, source, r)
+    losses, self.trace = self.pipe:gradients(micro, source, r, o and o.trace)
     if #self.rest > 0 then r:after(true, self.rest) end
   elseif self.graph then losses = as_graph(self, micro, source)
   else losses = in_turn(self, micro, source, r) end

@@ -11,6 +11,7 @@ local mesh = require "pg.mesh"
 local schedule = require "pg.parallel.schedule"
 local scope = require "pg.scope"
 local tape = require "pg.tape"
+local trace = require "pg.parallel.trace"
 local wire = require "pg.parallel.wire"
 local Tensor = require "pg.tensor"
 
@@ -50,11 +51,12 @@ local function read_list(list)
   return list
 end
 
--- Schedules are made once for each number of micro-batches.
-function Pipeline:steps(micro)
+-- The lists of all stages.  Schedules are made once for each number of micro-batches.
+function Pipeline:all_steps(micro)
   if not self.lists[micro] then
     local lists = schedule.make(self.schedule, { stages = self.stages, micro = micro, chunks = self.chunks })
-    self.lists[micro] = read_list(lists[self.rank + 1])
+    read_list(lists[self.rank + 1])
+    self.lists[micro] = lists
   end
   return self.lists[micro]
 end
@@ -82,6 +84,12 @@ end
 
 -- ---- steps ----
 
+-- A traced step's start or stop.  Between the two lies what a stage computes: messages are waited for before, and
+-- sent after.
+function Pipeline:mark()
+  if self.trace then self.trace:mark() end
+end
+
 local function kind_of(batch, chunk) return wire.kind(chunk, batch.tokens.shape) end
 
 -- A chunk on a micro-batch -> the activation received (nil in chunk 0), and what comes out of it.
@@ -91,6 +99,7 @@ function Pipeline:run(batch, chunk)
     x = self.wire:receive_down(kind_of(batch, chunk))
     x.requires_grad = tape.enabled
   end
+  self:mark()
   if chunk == self.last and batch.targets then
     local loss, valid = self.loss(x and stand_in(self.model, x, batch, items) or self.model, batch)
     return x, loss, valid
@@ -110,6 +119,7 @@ function Pipeline:forward(unit, step, source)
   local chunk = step[3]
   local batch = source(step[2])
   unit.x, unit.y = scope.light(self.run, self, batch, chunk)
+  self:mark()
   unit.context = tape.context -- as the model has completed it
   leave(unit.x)
   if chunk < self.last then
@@ -132,13 +142,17 @@ function Pipeline:backward(unit, step, done)
   tape.context = unit.context
   local dy = step[3] == self.last and Tensor.full(y.shape, 1, y.dtype) or self.wire:receive_up(y)
   unit.later = step.split and {} or nil
+  self:mark()
   tape.backward({ y }, { dy }, { done = done, later = unit.later })
+  self:mark()
   if unit.x then self:hand_up(unit) end
 end
 
 function Pipeline:weight(unit, _, done)
   tape.context = unit.context
+  self:mark()
   tape.no_grad(tape.finish, unit.later, done)
+  self:mark()
 end
 
 -- One step of the list; r: the reducer.  A step that completes gradients tells it so.
@@ -163,12 +177,14 @@ function Pipeline:step(step, units, source, r)
   self.wire:sweep()
 end
 
---- p:gradients(micro, source, r) -> the losses of the micro-batches, on the last stage; elsewhere none.  Each is
--- a tensor that the caller releases.  source(i): the i-th batch, sets tape.context.
-function Pipeline:gradients(micro, source, r)
+--- p:gradients(micro, source, r, traced) -> the losses of the micro-batches, on the last stage; elsewhere none.  Each
+-- is a tensor that the caller releases.  source(i): the i-th batch, sets tape.context.  traced: -> losses, trace.
+function Pipeline:gradients(micro, source, r, traced)
   local units, losses = {}, {}
+  local lists = self:all_steps(micro)
+  self.trace = traced and trace.new(lists, micro, self.rank) or nil
   local function all()
-    for _, step in ipairs(self:steps(micro)) do
+    for _, step in ipairs(lists[self.rank + 1]) do
       self:step(step, units, source, r)
       local unit = units[step[2] .. ":" .. step[3]]
       if step[1] == "forward" and step[3] == self.last then losses[step[2]] = unit.y:retain() end
@@ -176,11 +192,13 @@ function Pipeline:gradients(micro, source, r)
     self.wire:sweep(0)
   end
   local ok, message = pcall(all)
+  local made = self.trace
+  self.trace = nil
   if not ok then
     for _, unit in pairs(units) do unit.scope:close() end
     error(message, 0)
   end
-  return losses
+  return losses, made
 end
 
 --- p:through(batch) -> on the last stage what its last chunk gives for the batch: loss, valid, or without targets

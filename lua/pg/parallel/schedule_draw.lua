@@ -91,12 +91,13 @@ local function longest(timeline, chunks)
   return n
 end
 
---- draw.text(timeline, o) -> lines.  o.width: columns of a line (120).
+--- draw.text(timeline, o) -> lines.  o.width: columns of a line (120); o.room: seconds of the step that its name must
+-- fit into, so that several pictures have one scale (the shortest).
 function draw.text(timeline, o)
   local chunks = draw.chunks(timeline)
   local first, last, shortest = draw.span(timeline)
   local unit = longest(timeline, chunks) + 1 -- columns of the shortest step: its name and a blank
-  local scale = unit / shortest
+  local scale = unit / (o and o.room or shortest)
   local columns = round((last - first) * scale)
   local name = ("stage %%-%dd "):format(#tostring(#timeline - 1))
   local margin = #name:format(0)

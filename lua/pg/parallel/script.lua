@@ -10,6 +10,7 @@ local c = require "pg.c"
 local engine = require "pg.parallel.engine"
 local own_rows = require "pg.nn.rows"
 local layout = require "pg.parallel.layout"
+local measured = require "pg.parallel.measured"
 local mesh = require "pg.mesh"
 local scope = require "pg.scope"
 local step = require "pg.step"
@@ -100,11 +101,15 @@ local function cut(batch, micro, i, sample0)
            sample0 = sample0 + first, ignore = batch.ignore or IGNORE, step = step.block(), share = true }
 end
 
---- run:gradients(batch) -> the mean loss over the valid targets of the global batch, a number, on every rank.  The
+--- run:gradients(batch, o) -> the mean loss over the valid targets of the global batch, a number, on every rank.  The
 -- gradients are there for optim:step() afterwards.  batch: of pg.data (each rank has its share), or of your own:
--- tokens and targets [sequences,tokens], the same on all ranks of pp and tp.
-function Run:gradients(batch)
+-- tokens and targets [sequences,tokens], the same on all ranks of pp and tp.  o.timeline: "NAME": when the stages
+-- worked is measured, into NAME.json and NAME.svg (pgrun help pipelines).
+function Run:gradients(batch, o)
   check_batch(batch)
+  c.keys(o or {}, { "timeline" }, "run:gradients")
+  local name = o and o.timeline
+  if name then measured.wanted(mesh.pp.size, "run:gradients: timeline") end
   local micro, count = micro_of(self, batch)
   if not batch.step then
     local valid = count_valid(batch, count)
@@ -113,10 +118,11 @@ function Run:gradients(batch)
   local sample0 = batch.sample0 or mesh.dp.rank * batch.tokens.shape[1]
   local before = tape.context
   local share = scope.run(self.engine.gradients, self.engine, count,
-                          function(i) return cut(batch, micro, i, sample0) end)
+                          function(i) return cut(batch, micro, i, sample0) end, { trace = name ~= nil })
   tape.context = before
   local told = { bad = self.engine.bad }
   for _, s in ipairs(self.model.segments) do s.summed = told end -- optim:step() has nothing left to sum
+  if name then measured.tell(self.engine, name) end
   return mesh.world:sum_numbers({ share })[1]
 end
 

@@ -60,12 +60,14 @@ static int read_settings(void) {
     return PG_OK;
 }
 
-/* Ranks of one host meet in shared memory, those of several in rank 0's store. */
+/* Ranks of one host meet in shared memory, those of several in the store. */
 static int meet(const pg_ranks *r, void **control) {
     int rank, size;
     *control = NULL;
     if (r->local_size == r->size) return pg_collectives_shm.world(control, &rank, &size);
-    return pg_store_open(&nccl.store, r->host, r->port, r->job, r->rank, r->size, nccl.limit);
+    pg_store_place at = {.host = r->host, .port = r->port, .job = r->job};
+    int whose = r->served ? PG_STORE_HOST : r->rank ? PG_STORE_RANK : PG_STORE_MINE;
+    return pg_store_open(&nccl.store, &at, r->rank, r->size, whose, nccl.limit);
 }
 
 static int join_world(const pg_ranks *r) {
@@ -117,7 +119,8 @@ static void leave_world(void) {
     if (nccl.store && failure[0]) {
         char text[SHM_TEXT];
         snprintf(text, sizeof text, "rank %d failed: %.900s", nccl.rank, failure);
-        pg_store_set(nccl.store, "failed", text, sizeof text); /* others may be gone; no matter */
+        pg_store_once(nccl.store, PG_STORE_FAILED, text,
+                      (int)strlen(text) + 1); /* or none is left */
     }
     nccl_close(); /* where it takes too long its thread goes on, see end_process */
     if (nccl.store) pg_store_close(nccl.store, LINGER);

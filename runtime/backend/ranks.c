@@ -128,6 +128,7 @@ int pg_ranks_read(pg_ranks *out) {
         if (value_of(families[i].rank) || value_of(families[i].size)) break;
     if (i < n) PG_TRY(read_family(out, &families[i]));
     else if (is_slurm_step()) PG_TRY(read_slurm(out));
+    out->served = value_of("PG_STORE_SERVED") != NULL;
     if (value_of("MASTER_ADDR"))
         snprintf(out->host, sizeof out->host, "%s", value_of("MASTER_ADDR"));
     return read_var(&out->port, "MASTER_PORT", out->port, 1, 65535, "");

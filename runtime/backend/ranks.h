@@ -9,9 +9,10 @@
 typedef struct {
     int rank, size;             /* of all hosts */
     int local_rank, local_size; /* of this host */
-    int port;                   /* MASTER_PORT, else one made of the job */
-    char host[256];             /* MASTER_ADDR, else the first host of the job */
-    char job[128];              /* tells two jobs of one user apart; may be "" */
+    int served;         /* PG_STORE_SERVED: host 0's pgrun has the store (store.h), not rank 0 */
+    int port;           /* MASTER_PORT, else one made of the job */
+    char host[256];     /* MASTER_ADDR, else the first host of the job */
+    char job[128];      /* tells two jobs of one user apart; may be "" */
     const char *source; /* "torchrun", "OpenMPI", "MPICH", "Slurm", or "" for a world of one */
 } pg_ranks;
 

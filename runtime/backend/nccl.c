@@ -3,7 +3,6 @@
 #include "ranks.h"
 
 #include <limits.h>
-#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,15 +48,9 @@ static int refuse_sharing(const nccl_group *g) {
 }
 
 static int read_settings(void) {
-    const char *limit = getenv("PGRUN_TIMEOUT"), *check = getenv("PG_COMM_CHECK");
+    const char *check = getenv("PG_COMM_CHECK");
     nccl.check = check && (!strcmp(check, "0") || !strcmp(check, "1")) ? check[0] - '0' : 2;
-    if (!limit || !*limit) return PG_OK;
-    char *end;
-    double value = strtod(limit, &end);
-    if (*end || !(value > 0) || !isfinite(value))
-        return pg_fail(PG_EINVAL, "PGRUN_TIMEOUT=%s; it is a number of seconds above 0", limit);
-    nccl.limit = value;
-    return PG_OK;
+    return pg_ranks_timeout(&nccl.limit);
 }
 
 /* Ranks of one host meet in shared memory, those of several in the store. */

@@ -18,4 +18,6 @@ typedef struct {
 
 /* PG_EINVAL names the variable, its value and the rule. */
 int pg_ranks_read(pg_ranks *out);
+/* PGRUN_TIMEOUT: seconds that ranks wait for each other; 600 where it is unset. */
+int pg_ranks_timeout(double *seconds);
 #endif

@@ -11,10 +11,12 @@
 #define PG_STORE_H
 #include <stdint.h>
 
-#define PG_STORE_KEY    128       /* bytes of a key, its end included */
-#define PG_STORE_DATA   1024      /* bytes of a value at most */
-#define PG_STORE_FAILED "failed"  /* key: the first failure of the job, a text with its end */
-#define PG_STORE_GONE   "gone/%d" /* key, made by the server: that caller has hung up */
+#define PG_STORE_KEY    128      /* bytes of a key, its end included */
+#define PG_STORE_DATA   1024     /* bytes of a value at most */
+#define PG_STORE_FAILED "failed" /* key: the first failure of the job, a text with its end */
+#define PG_STORE_REFUSED                                                                           \
+    "refused"                   /* key, made by the server: what it last refused a launcher for */
+#define PG_STORE_GONE "gone/%d" /* key, made by the server: that caller has hung up */
 
 typedef struct pg_store pg_store;
 typedef struct {

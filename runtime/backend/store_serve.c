@@ -72,7 +72,7 @@ static int greet(const pg_store *s, caller *c) {
     return 1;
 }
 
-static int admit(const pg_store *s, caller *c) {
+static int admit(pg_store *s, caller *c) {
     frame *f = &c->request;
     unsigned char mine[PG_SHA256_BYTES];
     char text[200] = "";
@@ -87,8 +87,13 @@ static int admit(const pg_store *s, caller *c) {
         snprintf(text, sizeof text, "%s %d counts %d ranks, %s 0 counts %d%s", kind, number,
                  o->size, kind, s->size,
                  *kind == 'h' ? "; give -n and --nnodes alike on all hosts" : "");
+    for (int i = 0; i < s->count; i++)
+        if (s->callers[i].known && s->callers[i].oath.rank == o->rank)
+            snprintf(text, sizeof text, "%s %d is here already; each has a number of its own", kind,
+                     number);
     c->known = !text[0];
     f->what = ANSWER;
+    if (text[0] && *kind == 'h') store_keep(s, PG_STORE_REFUSED, text, (int)strlen(text) + 1, 0);
     if (text[0]) refuse(f, text);
     return 1;
 }

@@ -3,7 +3,7 @@
 # the same secret; a death, a signal or a lost network on one ends both with the reason; nothing stays.
 set -u
 if [ "${1:-}" != inside ]; then
-    cd "$SCRATCH"
+    cd "$SCRATCH" || exit 1
     for way in -n -rn; do # as root; else in a user namespace, where the system allows those
         unshare $way true 2>/dev/null && command -v ip nsenter >/dev/null || continue
         exec unshare $way --kill-child -f bash "$OLDPWD/$0" inside

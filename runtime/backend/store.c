@@ -244,7 +244,7 @@ int pg_store_look(pg_store *s, int *code, const char *key, void *data, int room)
     *code = ask(s, &f);
     pthread_mutex_unlock(&s->lock);
     if (*code < 0 || f.bytes > PG_STORE_DATA) return -1;
-    if (f.bytes > 0) memcpy(data, f.data, (size_t)(f.bytes < room ? f.bytes : room));
+    if (f.bytes > 0 && room > 0) memcpy(data, f.data, (size_t)(f.bytes < room ? f.bytes : room));
     return f.bytes;
 }
 

@@ -37,7 +37,7 @@ int pg_store_open(pg_store **out, const pg_store_place *at, int rank, int size, 
 int pg_store_set(pg_store *s, const char *key, const void *data, int bytes);
 /* The first that is written stays. */
 int pg_store_once(pg_store *s, const char *key, const void *data, int bytes);
-/* Bytes of the value (at most `room` are copied), or -1 + PG_OK in *code where it is not there yet. */
+/* Bytes of the value (at most `room` are copied; 0: none), or -1 + PG_OK in *code where it is not there yet. */
 int pg_store_look(pg_store *s, int *code, const char *key, void *data, int room);
 /* Waits for the key; its value has exactly `bytes`. */
 int pg_store_get(pg_store *s, const char *key, void *data, int bytes, double seconds);

@@ -48,7 +48,7 @@ int store_find(pg_store *s, const char *key, void *data, int room) {
     pthread_mutex_lock(&s->lock);
     const item *i = find(s, key);
     int bytes = i ? i->bytes : -1;
-    if (bytes > 0) memcpy(data, i->data, (size_t)(bytes < room ? bytes : room));
+    if (bytes > 0 && room > 0) memcpy(data, i->data, (size_t)(bytes < room ? bytes : room));
     pthread_mutex_unlock(&s->lock);
     return bytes;
 }

@@ -176,10 +176,11 @@ dist: all  ## a folder build/dist/pgrun that runs on a machine with no package m
 	@$(if $(DIST_TESTS),$(MAKE) dist-tests)
 	@cd / && env -i $(abspath $(DIST))/pgrun -e 'print(1)' >/dev/null && du -sh $(abspath $(DIST))
 
-# DIST_TESTS=1: what tests/device.sh needs, with the libraries of the C tests.
+# DIST_TESTS=1: what tests/device.sh and tests/bench need: the libraries of the C tests, the demo's text.
 DEVICE_TESTS = $(filter %/test_cuda_memory %/test_nccl,$(TESTS)) $(filter $(BUILD)/tests/test_twins%,$(TESTS))
 dist-tests: $(DEVICE_TESTS)
 	@cp -r tests scripts lua $(DIST) && cp $(DEVICE_TESTS) $(DIST)/tests
+	@mkdir -p $(DIST)/build/demo && text=$$(sh scripts/demo_text.sh $(BUILD)) && cp "$$text" $(DIST)/build/demo || echo "  dist: without the demo's text"
 	@cp /usr/share/lua/5.1/luaunit.lua $(DIST)
 	@ldd $(DEVICE_TESTS) | awk '$$1 ~ /^lib(openblas|cmocka|gomp|gfortran|quadmath)/ { print $$3 }' | sort -u | \
 	    while read -r library; do cp -L "$$library" $(DIST); done

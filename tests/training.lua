@@ -235,10 +235,7 @@ end
 -- Of DESIGN.md 3: relative to the single process, by step.
 local WEIGHTS = 1e-5 -- after the last step
 --- training.bound(key, step) -> what a number of metrics.jsonl may differ by.
-function training.bound(key, step)
-  if key == "grad_norm" then return step <= 10 and 1e-5 or 2e-4 end
-  return step == 1 and 1e-6 or 1e-5
-end
+training.bound = require("tests.agreement").bounds.fp32
 
 --- training.same_weights(name, got, want): raises where weights differ, by the norm of the error over all of them.
 function training.same_weights(name, got, want)

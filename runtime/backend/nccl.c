@@ -3,7 +3,6 @@
 #include "ranks.h"
 
 #include <limits.h>
-#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,23 +48,19 @@ static int refuse_sharing(const nccl_group *g) {
 }
 
 static int read_settings(void) {
-    const char *limit = getenv("PGRUN_TIMEOUT"), *check = getenv("PG_COMM_CHECK");
+    const char *check = getenv("PG_COMM_CHECK");
     nccl.check = check && (!strcmp(check, "0") || !strcmp(check, "1")) ? check[0] - '0' : 2;
-    if (!limit || !*limit) return PG_OK;
-    char *end;
-    double value = strtod(limit, &end);
-    if (*end || !(value > 0) || !isfinite(value))
-        return pg_fail(PG_EINVAL, "PGRUN_TIMEOUT=%s; it is a number of seconds above 0", limit);
-    nccl.limit = value;
-    return PG_OK;
+    return pg_ranks_timeout(&nccl.limit);
 }
 
-/* Ranks of one host meet in shared memory, those of several in rank 0's store. */
+/* Ranks of one host meet in shared memory, those of several in the store. */
 static int meet(const pg_ranks *r, void **control) {
     int rank, size;
     *control = NULL;
     if (r->local_size == r->size) return pg_collectives_shm.world(control, &rank, &size);
-    return pg_store_open(&nccl.store, r->host, r->port, r->job, r->rank, r->size, nccl.limit);
+    pg_store_place at = {.host = r->host, .port = r->port, .job = r->job};
+    int whose = r->served ? PG_STORE_HOST : r->rank ? PG_STORE_RANK : PG_STORE_MINE;
+    return pg_store_open(&nccl.store, &at, r->rank, r->size, whose, nccl.limit);
 }
 
 static int join_world(const pg_ranks *r) {
@@ -117,7 +112,8 @@ static void leave_world(void) {
     if (nccl.store && failure[0]) {
         char text[SHM_TEXT];
         snprintf(text, sizeof text, "rank %d failed: %.900s", nccl.rank, failure);
-        pg_store_set(nccl.store, "failed", text, sizeof text); /* others may be gone; no matter */
+        pg_store_once(nccl.store, PG_STORE_FAILED, text,
+                      (int)strlen(text) + 1); /* or none is left */
     }
     nccl_close(); /* where it takes too long its thread goes on, see end_process */
     if (nccl.store) pg_store_close(nccl.store, LINGER);

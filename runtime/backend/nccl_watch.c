@@ -218,11 +218,12 @@ static void end_hard(const char *where, const char *why) {
 }
 
 static void look(void) {
-    char failed[SHM_TEXT];
+    char failed[SHM_TEXT] = "";
     int code, known = 0;
     int64_t now = pg_page_clock();
     if (nccl.store && watch.looks % FAR == 0) {
-        known = pg_store_look(nccl.store, &code, "failed", failed, sizeof failed) == sizeof failed;
+        known = pg_store_look(nccl.store, &code, PG_STORE_FAILED, failed, sizeof failed) > 0;
+        failed[sizeof failed - 1] = 0;
         if (code < 0) known = snprintf(failed, sizeof failed, "%.900s", pg_errmsg()) > 0;
     }
     for (nccl_group *g = nccl.groups; g; g = g->next) {

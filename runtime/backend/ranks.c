@@ -5,11 +5,13 @@
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_PORT 29500 /* torchrun's */
+#define DEFAULT_PORT    29500 /* torchrun's */
+#define DEFAULT_TIMEOUT 600.0 /* seconds */
 
 static const char *value_of(const char *name) {
     const char *text = getenv(name);
@@ -128,7 +130,20 @@ int pg_ranks_read(pg_ranks *out) {
         if (value_of(families[i].rank) || value_of(families[i].size)) break;
     if (i < n) PG_TRY(read_family(out, &families[i]));
     else if (is_slurm_step()) PG_TRY(read_slurm(out));
+    out->served = value_of("PG_STORE_SERVED") != NULL;
     if (value_of("MASTER_ADDR"))
         snprintf(out->host, sizeof out->host, "%s", value_of("MASTER_ADDR"));
     return read_var(&out->port, "MASTER_PORT", out->port, 1, 65535, "");
+}
+
+int pg_ranks_timeout(double *seconds) {
+    const char *text = value_of("PGRUN_TIMEOUT");
+    char *end;
+    *seconds = DEFAULT_TIMEOUT;
+    if (!text) return PG_OK;
+    double value = strtod(text, &end);
+    if (*end || !(value > 0) || !isfinite(value))
+        return pg_fail(PG_EINVAL, "PGRUN_TIMEOUT=%s; it is a number of seconds above 0", text);
+    *seconds = value;
+    return PG_OK;
 }

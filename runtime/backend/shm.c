@@ -3,10 +3,7 @@
 #include "ranks.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
-
-#define DEFAULT_LIMIT 600.0 /* seconds */
 
 shm_world shm;
 
@@ -15,18 +12,6 @@ static void timeout(double seconds) {
     shm_lock();
     shm.limit = seconds > 9e9 ? INT64_MAX / 2 : (int64_t)(seconds * 1e9);
     shm_unlock();
-}
-
-static int read_limit(double *seconds) {
-    const char *text = getenv("PGRUN_TIMEOUT");
-    char *end;
-    *seconds = DEFAULT_LIMIT;
-    if (!text || !*text) return PG_OK;
-    double value = strtod(text, &end);
-    if (*end || !(value > 0) || !isfinite(value))
-        return pg_fail(PG_EINVAL, "PGRUN_TIMEOUT=%s; it is a number of seconds above 0", text);
-    *seconds = value;
-    return PG_OK;
 }
 
 /* Through the launcher's file descriptor, or handed round by rank 0. */
@@ -78,7 +63,7 @@ static int world(void **impl, int *rank, int *size) {
     *rank = r.rank;
     *size = r.size;
     if (r.size == 1) return PG_OK;
-    PG_TRY(read_limit(&limit));
+    PG_TRY(pg_ranks_timeout(&limit));
     if (r.local_size != r.size || r.local_rank != r.rank)
         return pg_fail(PG_EINVAL,
                        "ranks: %d of %d ranks are on this host (%s); the cpu backend joins "

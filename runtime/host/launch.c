@@ -48,6 +48,8 @@ static void set_environment(const host_options *o, const host_world *w, int loca
     setenv("MASTER_ADDR", host, 1);
     if (colon) setenv("MASTER_PORT", colon + 1, 1);
     else unsetenv("MASTER_PORT");
+    if (w->link) setenv("PG_STORE_SERVED", "1", 1);
+    else unsetenv("PG_STORE_SERVED");
     if (!getenv("OMP_NUM_THREADS")) /* offloaded optimisers need them, too */
         set_number("OMP_NUM_THREADS", cores > w->size ? cores / w->size : 1);
     setenv("OMP_WAIT_POLICY", "passive", 0); /* spinning threads would starve the other ranks */
@@ -121,6 +123,29 @@ static void first_death(host_world *w, int i) {
     report_write(w);
     report_death(text, sizeof text, w, i);
     pg_shm_mark_dead(w->pages, i, text);
+    if (!w->asked) hosts_tell_failure(w->link, text);
+}
+
+/* What other hosts tell.  A failure of our own ranks is told by first_death, better than by the store. */
+static void take_news(host_world *w) {
+    host_news n;
+    if (!hosts_news(w->link, &n)) return;
+    if (n.stop && !w->asked) {
+        w->asked = n.stop;
+        w->asked_at = pg_page_clock();
+        snprintf(w->asked_on, sizeof w->asked_on, " on %s", n.stop_on);
+        send_all(w, n.stop == SIGINT ? SIGINT : SIGTERM);
+    }
+    if (n.again && w->escalated < 2) {
+        w->escalated = 2;
+        send_all(w, SIGKILL);
+    }
+    if (!n.failed[0] || n.failed_on == w->node || w->elsewhere[0] || w->asked) return;
+    snprintf(w->elsewhere, sizeof w->elsewhere, "%s", n.failed);
+    if (w->failed_at) return;
+    w->failed_at = pg_page_clock();
+    report_write(w);
+    pg_shm_mark_dead(w->pages, 0, w->elsewhere);
 }
 
 /* Collect the dead; the first that ended badly starts the end of all. */
@@ -135,7 +160,7 @@ static void collect(host_world *w) {
             if (!w->code) w->code = WEXITSTATUS(c->status);
         } else if (!WIFEXITED(c->status) || WEXITSTATUS(c->status)) bad[n++] = i;
     }
-    if (n && w->first < 0) first_death(w, report_first(w, bad, n));
+    if (n && w->first < 0 && !w->elsewhere[0]) first_death(w, report_first(w, bad, n));
 }
 
 /* While the prompt is open Ctrl-C is the first rank's business; 1: it has it, or has been given it. */
@@ -155,6 +180,7 @@ static void take_signals(host_world *w) {
         int again = w->asked && number == SIGINT;
         if (again) w->escalated = 2;
         if (!w->asked) w->asked = number, w->asked_at = pg_page_clock();
+        hosts_tell_stop(w->link, w->asked, again);
         w->at_terminal = number == SIGINT && s.ssi_code == SI_KERNEL;
         send_all(w, again ? SIGKILL : number == SIGINT ? SIGINT : SIGTERM);
     }
@@ -176,6 +202,7 @@ static void escalate(host_world *w) {
 
 void launch_tick(host_world *w) {
     take_signals(w);
+    take_news(w);
     collect(w);
     escalate(w);
 }
@@ -183,6 +210,7 @@ void launch_tick(host_world *w) {
 static int turn(host_world *w, struct pollfd *polls) {
     int n = 0, open_pipes = 0;
     polls[n++] = (struct pollfd){.fd = w->signals, .events = POLLIN};
+    polls[n++] = (struct pollfd){.fd = hosts_fd(w->link), .events = POLLIN};
     for (int i = 0; i < w->size; i++)
         for (int k = 0; k < 2; k++, n++) {
             polls[n] = (struct pollfd){.fd = w->children[i].pipes[k], .events = POLLIN};
@@ -190,7 +218,7 @@ static int turn(host_world *w, struct pollfd *polls) {
         }
     int tick = w->asked || w->failed_at || !w->alive ? 100 : -1;
     if (poll(polls, (nfds_t)n, tick) < 0) return open_pipes;
-    for (int i = 0, p = 1; i < w->size; i++)
+    for (int i = 0, p = 2; i < w->size; i++)
         for (int k = 0; k < 2; k++, p++)
             if (polls[p].revents) relay_read(w, &w->children[i], k);
     launch_tick(w);
@@ -198,7 +226,7 @@ static int turn(host_world *w, struct pollfd *polls) {
 }
 
 static void watch(host_world *w) {
-    struct pollfd *polls = calloc(1 + 2 * (size_t)w->size, sizeof *polls);
+    struct pollfd *polls = calloc(2 + 2 * (size_t)w->size, sizeof *polls);
     if (!polls) {
         send_all(w, SIGKILL);
         return;
@@ -209,12 +237,33 @@ static void watch(host_world *w) {
     free(polls);
 }
 
+/* Until the ranks of all hosts have ended: who ends first may still be told of a death.  After one, or a
+ * signal, host 0 alone waits, since the others' words go by its store. */
+static void watch_others(host_world *w) {
+    host_news n;
+    if (!w->link) return;
+    hosts_tell_end(w->link);
+    for (int64_t since = 0;;) {
+        struct pollfd polls[] = {{.fd = w->signals, .events = POLLIN},
+                                 {.fd = hosts_fd(w->link), .events = POLLIN}};
+        poll(polls, 2, 100);
+        launch_tick(w);
+        hosts_news(w->link, &n);
+        if (n.over || n.lost) return;
+        if (!w->asked && !w->failed_at && !w->code) continue;
+        if (n.sent && (w->node || n.left)) return;
+        if (!since) since = pg_page_clock();
+        if (pg_page_clock() - since > (w->asked ? ASKED_KILL : KILL_AFTER) + DRAIN) return;
+    }
+}
+
 /* ---- the whole ---- */
 
 static int open_world(host_world *w, const host_options *o) {
     sigset_t watched;
     int watch_for[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
     w->size = o->ranks > 0 ? o->ranks : 1;
+    w->node = o->node_rank;
     w->first = w->fd = w->signals = -1;
     w->children = calloc((size_t)w->size, sizeof *w->children);
     if (!w->children) return pg_fail(PG_ENOMEM, "no memory for %d ranks", w->size);
@@ -234,15 +283,20 @@ static int open_world(host_world *w, const host_options *o) {
 
 static int exit_code(const host_world *w) {
     if (w->asked) return 128 + (w->asked == SIGHUP ? SIGTERM : w->asked);
-    if (w->first < 0) return w->code;
+    if (w->first < 0) return w->elsewhere[0] ? HOST_FAILED : w->code;
     int status = w->children[w->first].status;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 static void tell(const host_world *w) {
+    char head[1400];
     fflush(stdout);
-    if (w->asked) fprintf(stderr, "pgrun: stopped by SIG%s\n", sigabbrev_np(w->asked));
-    else if (w->story) fputs(w->story, stderr);
+    if (w->asked)
+        fprintf(stderr, "pgrun: stopped by SIG%s%s\n", sigabbrev_np(w->asked), w->asked_on);
+    else if (w->story) {
+        report_head(head, sizeof head, w);
+        fprintf(stderr, "%s%s", head, w->story);
+    }
     int killed = 0;
     for (int i = 0; i < w->size; i++) killed += w->children[i].killed != 0;
     if (killed)
@@ -254,7 +308,8 @@ int host_launch(const host_options *o, int argc, char **argv) {
     host_world w = {0};
     char **rank_argv = host_options_for_rank(argc, argv);
     int code = HOST_FAILED;
-    if (!rank_argv || open_world(&w, o) < 0) {
+    w.fd = w.signals = -1;
+    if (!rank_argv || (o->nnodes > 1 && hosts_meet(&w.link, o) < 0) || open_world(&w, o) < 0) {
         fprintf(stderr, "pgrun: %s\n", pg_errmsg());
         goto done;
     }
@@ -266,9 +321,12 @@ int host_launch(const host_options *o, int argc, char **argv) {
             w.escalated = 2;
             w.first = i;
             w.children[i].status = HOST_FAILED << 8; /* as if it had exited so */
+            w.failed_at = pg_page_clock();
+            hosts_tell_failure(w.link, "it cannot start its ranks");
             break;
         }
     if (w.alive) watch(&w);
+    watch_others(&w);
     for (int i = 0; i < w.size; i++) relay_finish(&w, &w.children[i]);
     tell(&w);
     code = exit_code(&w);
@@ -276,6 +334,7 @@ done:
     if (w.pages) pg_shm_unmap(w.pages);
     if (w.fd >= 0) close(w.fd);
     if (w.signals >= 0) close(w.signals);
+    hosts_leave(w.link);
     free(w.story);
     free(w.children);
     free(rank_argv);

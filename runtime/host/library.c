@@ -75,6 +75,8 @@ int host_first_failed(double seconds, const char *message) {
     pg_page_mine(); /* joins the block */
     void *map = pg_page_map(&fd);
     const pg_page *first = map ? pg_page_of(map, 0) : NULL;
+    if (!host_ranks().local_rank)
+        return 0; /* of several hosts, each one's first tells for itself */
     while (!pg_interrupted() && !(first && first->failure[0])) {
         if (pg_time() >= end) return 0;
         nap_ms(10);

@@ -18,7 +18,7 @@ static const struct option {
     {"--device", "cpu|cuda|auto", "where tensors live; auto takes a GPU if there is one"},
     {"--memory", "SIZE", "limit for tensors of all ranks here, as 4G; else most of what is free"},
     {"--no-jit", NULL, "interpret Lua, do not compile it"},
-    {"--nnodes", "N", "hosts taking part, each starting its own pgrun (GPUs only)"},
+    {"--nnodes", "N", "hosts taking part, each starting its own pgrun (GPUs only; help ranks)"},
     {"--node-rank", "N", "which of them this is, from 0"},
     {"--master", "HOST:PORT", "where the hosts meet: an address of host 0 and a free port there"},
     {"--help", NULL, "this list"},
@@ -169,11 +169,11 @@ static int check_together(const host_options *o) {
         snprintf(n, sizeof n, "%d", o->nnodes);
         return bad("--nnodes", n, "the prompt runs on the ranks of one host; leave out -i");
     }
-    if (o->nnodes > 1 && (!o->device || strcmp(o->device, "cuda"))) {
+    if (o->nnodes > 1 && o->device && !strcmp(o->device, "cpu")) {
         snprintf(n, sizeof n, "%d", o->nnodes);
         return bad("--nnodes", n,
                    "ranks on the CPU share memory, which ends at the host; run on one "
-                   "host with -n, or on GPUs with --device cuda");
+                   "host with -n, or on GPUs");
     }
     if (o->nnodes > 1 && !o->master) {
         snprintf(n, sizeof n, "%d", o->nnodes);

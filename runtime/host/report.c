@@ -51,14 +51,24 @@ int report_first(const host_world *w, const int *ended, int n) {
     return first;
 }
 
+/* Where a rank of ours ended because of another host's, that one was the first. */
+void report_head(char *text, size_t bytes, const host_world *w) {
+    char death[1200];
+    if (w->elsewhere[0]) {
+        snprintf(text, bytes, "pgrun: %s\n", w->elsewhere);
+        return;
+    }
+    report_death(death, sizeof death, w, w->first);
+    if (w->link) snprintf(text, bytes, "pgrun: %s: %s\n", hosts_self(w->link), death);
+    else snprintf(text, bytes, "pgrun: %s\n", death);
+}
+
 void report_write(host_world *w) {
     char text[1200];
     size_t bytes;
     FILE *f = open_memstream(&w->story, &bytes);
     if (!f) return;
-    report_death(text, sizeof text, w, w->first);
-    fprintf(f, "pgrun: %s\n", text);
-    int told = 0, others = w->size - 1;
+    int told = 0, others = w->size - (w->first >= 0);
     for (int i = 0; i < w->size && told < OTHERS_TOLD; i++) {
         const host_child *c = &w->children[i];
         if (i == w->first) continue;

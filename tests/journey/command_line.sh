@@ -18,7 +18,8 @@ expect 2 "-n -3: give a number of ranks" -n -3 plain.lua
 expect 2 "the prompt runs on the ranks of one host" --device cuda --nnodes 2 --master h:1 -n 2 -i plain.lua
 expect 2 "no such file" nothere.lua
 expect 2 "no such file" -n 2 nothere.lua
-expect 2 "share memory" --nnodes 2 --master localhost:29500 plain.lua
+expect 2 "share memory" --device cpu --nnodes 2 --master localhost:29500 plain.lua
+expect 2 "add --master HOST:PORT" --nnodes 2 plain.lua
 expect 1 "broken.lua:2:" broken.lua
 expect 1 "boom.lua:2: boom" boom.lua
 expect 1 "boom.lua:4: in the main chunk" boom.lua

@@ -49,88 +49,112 @@ template <typename T> struct row_stats {
     real<T> mean[MOST / 32], rstd[MOST / 32];
 };
 
-/* This thread's packs of row i, x, dy and base, under way to the ring's row `stage`; lane 0 of a warp
- * brings the warp the row's statistics. */
-template <typename T, int W, int keep>
-__device__ __forceinline__ void ask(pack<T, W> *ring, row_stats<T> *stats, int stage,
-                                    const norm_grad<T> &a, bool based, int64_t i) {
-    int packs = (int)(a.d / W), warp = threadIdx.x / 32;
-    pack<T, W> *row = ring + stage * (based ? 3 : 2) * packs;
-    if (i < a.n && threadIdx.x % 32 == 0) {
-        __pipeline_memcpy_async(stats[stage].rstd + warp, a.rstd + i, sizeof *a.rstd);
-        if (a.mean) __pipeline_memcpy_async(stats[stage].mean + warp, a.mean + i, sizeof *a.mean);
-    }
-#pragma unroll
-    for (int k = 0; k < keep; k++) {
-        int p = threadIdx.x + k * blockDim.x;
-        if (i >= a.n || p >= packs) continue;
-        __pipeline_memcpy_async(row + p, a.x + i * a.d + p * W, sizeof *row);
-        __pipeline_memcpy_async(row + packs + p, a.dy + i * a.d + p * W, sizeof *row);
-        if (based) __pipeline_memcpy_async(row + 2 * packs + p, a.base + i * a.d + p * W, sizeof *row);
-    }
-    __pipeline_commit(); /* an empty group at the end keeps the count */
-}
+/* The rows this thread asks for, one after the other: its packs of x, dy and base, and lane 0 of a warp
+ * the row's statistics for the warp. */
+template <typename T, int W, int keep> struct asking {
+    const T *x, *dy, *base; /* of the next row, at this thread's first pack; base NULL: none */
+    const real<T> *mean, *rstd;
+    int64_t row, step; /* its number, and from one row to the next of this block */
 
-/* Grid: parts; block: threads for keep packs each. */
+    __device__ __forceinline__ asking(const norm_grad<T> &a, bool based) {
+        row = blockIdx.x, step = gridDim.x;
+        int64_t at = row * a.d + threadIdx.x * W;
+        x = a.x + at, dy = a.dy + at, base = based ? a.base + at : NULL;
+        rstd = a.rstd + row, mean = a.mean ? a.mean + row : NULL;
+    }
+    /* into: the ring's row, at this thread's first pack; packs: of a row. */
+    __device__ __forceinline__ void next(const norm_grad<T> &a, pack<T, W> *into, row_stats<T> *stats,
+                                         int packs) {
+        if (row < a.n) {
+            if (threadIdx.x % 32 == 0) {
+                int warp = threadIdx.x / 32;
+                __pipeline_memcpy_async(stats->rstd + warp, rstd, sizeof *rstd);
+                if (mean) __pipeline_memcpy_async(stats->mean + warp, mean, sizeof *mean);
+            }
+#pragma unroll
+            for (int k = 0; k < keep; k++) {
+                int p = k * blockDim.x;
+                if (p + (int)threadIdx.x >= packs) continue;
+                __pipeline_memcpy_async(into + p, x + p * W, sizeof *into);
+                __pipeline_memcpy_async(into + packs + p, dy + p * W, sizeof *into);
+                if (base) __pipeline_memcpy_async(into + 2 * packs + p, base + p * W, sizeof *into);
+            }
+        }
+        __pipeline_commit(); /* an empty group at the end keeps the count */
+        int64_t apart = step * a.d;
+        x += apart, dy += apart, rstd += step, row += step;
+        if (base) base += apart;
+        if (mean) mean += step;
+    }
+};
+
+/* Grid: parts; block: threads for keep packs each.  What both turns over a row need stays in registers
+ * as real numbers: to widen it again would take as long as to compute with it. */
 template <typename T, int W, bool centred, int keep, int stages>
 __global__ void __launch_bounds__(MOST) ring_kernel(norm_grad<T> a) {
     typedef real<T> R;
     extern __shared__ __align__(16) char bytes[];
     __shared__ R space[2][2][32];
     __shared__ row_stats<T> stats[stages];
-    pack<T, W> *ring = reinterpret_cast<pack<T, W> *>(bytes), weight[keep];
     int packs = (int)(a.d / W), stage = 0, turn = 0;
     bool based = a.dx && a.base;
-    R sum_w[keep][W] = {}, sum_b[keep][W] = {};
-    if (a.w) keep_packs(weight, a.w, packs);
-    for (int s = 0; s < stages; s++)
-        ask<T, W, keep>(ring, stats, s, a, based, blockIdx.x + s * (int64_t)gridDim.x);
+    int apart = (based ? 3 : 2) * packs; /* from one row of the ring to the next */
+    pack<T, W> *ring = reinterpret_cast<pack<T, W> *>(bytes) + threadIdx.x;
+    R weight[keep][W], sum_w[keep][W] = {}, sum_b[keep][W] = {}, share = (R)1 / (R)a.d;
+#pragma unroll
+    for (int k = 0; k < keep; k++) {
+        int p = threadIdx.x + k * blockDim.x;
+#pragma unroll
+        for (int j = 0; j < W; j++) weight[k][j] = 1;
+        if (a.w && p < packs) load<T, W>(weight[k], a.w + p * W);
+    }
+    asking<T, W, keep> ask(a, based);
+    for (int s = 0; s < stages; s++) ask.next(a, ring + s * apart, stats + s, packs);
+    T *out = a.dx ? a.dx + blockIdx.x * a.d + threadIdx.x * W : NULL;
+    int64_t down = gridDim.x * a.d;
     for (int64_t i = blockIdx.x; i < a.n; i += gridDim.x) {
-        const pack<T, W> *row = ring + stage * (based ? 3 : 2) * packs;
+        pack<T, W> *row = ring + stage * apart;
         __pipeline_wait_prior(stages - 1);
         __syncwarp(); /* lane 0 has waited for the statistics too */
         R m = centred ? stats[stage].mean[threadIdx.x / 32] : 0;
-        R r = stats[stage].rstd[threadIdx.x / 32], one = 0, two = 0;
-        /* use(g, xhat, d, number in the pack, k) */
-        auto each = [&](int k, const pack<T, W> &px, const pack<T, W> &pdy, auto use) {
-#pragma unroll
-            for (int j = 0; j < W; j++) {
-                R d = to_real(pdy.at[j]), g = a.w ? d * to_real(weight[k].at[j]) : d;
-                use(g, (to_real(px.at[j]) - m) * r, d, j);
-            }
-        };
-        if (a.dx) {
-#pragma unroll
-            for (int k = 0; k < keep; k++) {
-                int p = threadIdx.x + k * blockDim.x;
-                if (p >= packs) continue;
-                each(k, row[p], row[packs + p], [&](R g, R xhat, R, int) {
-                    if (centred) one += g;
-                    two += g * xhat;
-                });
-            }
-            block_sums(one, two, space, turn);
-            one /= (R)a.d, two /= (R)a.d;
-        }
+        R r = stats[stage].rstd[threadIdx.x / 32], one = 0, two = 0, d[keep][W], xhat[keep][W];
 #pragma unroll
         for (int k = 0; k < keep; k++) {
-            int p = threadIdx.x + k * blockDim.x;
-            if (p >= packs) continue;
-            R out[W];
-            each(k, row[p], row[packs + p], [&](R g, R xhat, R d, int j) {
-                out[j] = r * (g - one - xhat * two);
-                sum_w[k][j] += d * xhat;
-                if (centred) sum_b[k][j] += d;
-            });
-            if (based) {
-                pack<T, W> more = row[2 * packs + p];
+            int p = k * blockDim.x;
+            if (p + (int)threadIdx.x >= packs) continue;
+            pack<T, W> px = row[p], pdy = row[packs + p];
 #pragma unroll
-                for (int j = 0; j < W; j++) out[j] += to_real(more.at[j]);
+            for (int j = 0; j < W; j++) {
+                d[k][j] = to_real(pdy.at[j]);
+                xhat[k][j] = (to_real(px.at[j]) - m) * r;
+                sum_w[k][j] += d[k][j] * xhat[k][j];
+                if (centred) sum_b[k][j] += d[k][j];
+                d[k][j] *= weight[k][j];
+                if (centred) one += d[k][j];
+                two += d[k][j] * xhat[k][j];
             }
-            if (a.dx) store<T, W>(a.dx + i * a.d + p * W, out);
+        }
+        if (out) {
+            block_sums(one, two, space, turn);
+            one *= share, two *= share;
+#pragma unroll
+            for (int k = 0; k < keep; k++) {
+                int p = k * blockDim.x;
+                if (p + (int)threadIdx.x >= packs) continue;
+                R v[W];
+                pack<T, W> more;
+                if (based) more = row[2 * packs + p];
+#pragma unroll
+                for (int j = 0; j < W; j++) {
+                    v[j] = r * (d[k][j] - one - xhat[k][j] * two);
+                    if (based) v[j] += to_real(more.at[j]);
+                }
+                store<T, W>(out + p * W, v);
+            }
+            out += down;
         }
         __syncwarp(); /* all lanes have read this row's statistics */
-        ask<T, W, keep>(ring, stats, stage, a, based, i + stages * (int64_t)gridDim.x);
+        ask.next(a, row, stats + stage, packs);
         turn ^= 1;
         stage = stage + 1 < stages ? stage + 1 : 0;
     }

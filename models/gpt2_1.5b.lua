@@ -11,7 +11,7 @@ return {
   layout    = { dp = "rest" },
   precision = "bf16",
   data      = { tokens = files and "data/*.bin" or nil, random = not files, context = 1024, batch = 512 },
-  micro     = 16,
+  micro     = 32,
   optim     = { "adamw", betas = { 0.9, 0.95 }, decay = 0.1, clip = 1.0,
                 rate = pg.rate.cosine { peak = 2e-4, warmup = 700 } },
   steps     = 50000,

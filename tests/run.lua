@@ -156,6 +156,12 @@ if DEVICE ~= "cpu" then
   if not answer:find "answers" then NO_DEVICE = answer:match "[^\n]+" or "no answer" end
 end
 
+-- Ranks that share a GPU take turns on it, and talk through sockets: a test then takes minutes.
+local GPUS = math.huge
+if DEVICE ~= "cpu" and not NO_DEVICE and os.getenv "PG_SHARE_GPU" ~= "1" then
+  GPUS = select(2, capture(PGRUN .. " --version 2>&1"):gsub("GPU %d+ ", ""))
+end
+
 local tests = {}
 
 local function add(kind, source, command, name)
@@ -182,6 +188,10 @@ if UNDER == "" then
   end)
   each("tests/ranks/*.lua tests/layouts/*.lua", function(path)
     local ranks = said(path, "ranks")
+    if ranks and ranks > GPUS then
+      local why = ("skipped: %d ranks, GPUs: %d; with PG_SHARE_GPU=1 they share, slowly"):format(ranks, GPUS)
+      return add("file", path, "echo " .. quoted(why))
+    end
     add("file", path, ranks and ("%s -n %d %s"):format(PGRUN, ranks, path)
       or "sh -c 'echo \"the first line must say: -- ranks: N\"; exit 1'")
   end)

@@ -9,11 +9,11 @@
 set -u
 out=${1:?usage: bash tests/sanitize.sh FOLDER [SECONDS]} seconds=${2:-200} bad=0
 cd "$(dirname "$0")/.." || exit 1
-mkdir -p "$out"
+mkdir -p "$out/scratch"
 if [ -x ./pgrun ] && [ ! -L ./pgrun ]; then build=.; else build=build; fi
 tool=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 [ -n "$tool" ] || { echo "no compute-sanitizer on this machine"; exit 1; }
-export PG_POOL=0
+export PG_POOL=0 PGRUN=$build/pgrun SCRATCH=$out/scratch
 
 check() { # NAME CHECK COMMAND...
     local name=$1 kind=$2 code
@@ -33,7 +33,7 @@ for test in test_twins test_twins_nn test_twins_update test_twins_mixed test_twi
 done
 for test in test_twins_gemm test_twins_cudnn test_cuda_memory; do start $test memcheck "$build/tests/$test"; done
 for test in test_grad test_ops_golden test_curves test_layers test_train; do
-    start $test memcheck env PG_DEVICE=cuda "$build/pgrun" "tests/lua/$test.lua"
+    start $test memcheck env PG_DEVICE=cuda "SCRATCH=$out/scratch/$test" "$build/pgrun" "tests/lua/$test.lua"
 done
 for job in "${jobs[@]}"; do wait "$job" || bad=1; done
 exit $bad

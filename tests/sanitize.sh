@@ -5,7 +5,7 @@
 #   bash tests/sanitize.sh FOLDER [SECONDS]
 #
 # Run where tests/device.sh runs.  Every block of numbers is an allocation of its own (PG_POOL=0), so that
-# overruns are seen.  All run side by side, each for SECONDS (200) at most; whole outputs go to FOLDER.
+# overruns are seen.  Lua runs without its compiler, whose code compute-sanitizer does not bear.  All run side by side, each for SECONDS (200) at most; whole outputs go to FOLDER.
 set -u
 out=${1:?usage: bash tests/sanitize.sh FOLDER [SECONDS]} seconds=${2:-200} bad=0
 cd "$(dirname "$0")/.." || exit 1
@@ -33,7 +33,7 @@ for test in test_twins test_twins_nn test_twins_update test_twins_mixed test_twi
 done
 for test in test_twins_gemm test_twins_cudnn test_cuda_memory; do start $test memcheck "$build/tests/$test"; done
 for test in test_grad test_ops_golden test_curves test_layers test_train; do
-    start $test memcheck env PG_DEVICE=cuda "SCRATCH=$out/scratch/$test" "$build/pgrun" "tests/lua/$test.lua"
+    start $test memcheck env PG_DEVICE=cuda "SCRATCH=$out/scratch/$test" "$build/pgrun" --no-jit "tests/lua/$test.lua"
 done
 for job in "${jobs[@]}"; do wait "$job" || bad=1; done
 exit $bad

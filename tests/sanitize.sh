@@ -29,10 +29,12 @@ start() { check "$@" & jobs+=($!); }
 
 for test in test_twins test_twins_nn test_twins_update test_twins_mixed test_twins_attention; do
     start $test memcheck "$build/tests/$test"
-    for kind in racecheck initcheck synccheck; do start $test $kind env PG_TWINS_MOST=64 "$build/tests/$test"; done
+    for kind in racecheck initcheck synccheck; do
+        start $test $kind env PG_TWINS_MOST=$([ $test = test_twins_attention ] && echo 24 || echo 64) "$build/tests/$test"
+    done
 done
 for test in test_twins_gemm test_twins_cudnn test_cuda_memory; do start $test memcheck "$build/tests/$test"; done
-for test in test_grad test_ops_golden test_curves test_layers test_train; do
+for test in test_grad test_ops_golden test_curves test_nn test_optim test_vocab test_graph test_segment test_half; do
     start $test memcheck env PG_DEVICE=cuda "SCRATCH=$out/scratch/$test" "$build/pgrun" --no-jit "tests/lua/$test.lua"
 done
 for job in "${jobs[@]}"; do wait "$job" || bad=1; done

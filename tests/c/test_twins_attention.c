@@ -189,11 +189,11 @@ static void edges(void **state) {
     find_plain();
     for (int i = 0; i < 4; i++) {
         check(some(floating[i], 1, 1, 64), 1, 0);
-        check(some(floating[i], 1, 300, 128), 0, 0); /* one new token */
-        check(some(floating[i], 64, 64, 64), 0, 0);
-        check(some(floating[i], 65, 63, 64), 0, 1); /* causal rows before all keys */
-        check(some(floating[i], 300, 5, 64), 0, 1);
-        pg_attn_args steep = some(floating[i], 90, 90, 64);
+        check(some(floating[i], 1, at_most(300), 128), 0, 0); /* one new token */
+        check(some(floating[i], at_most(64), at_most(64), 64), 0, 0);
+        check(some(floating[i], at_most(65), at_most(63), 64), 0, 1); /* causal rows before all keys */
+        check(some(floating[i], at_most(300), 5, 64), 0, 1);
+        pg_attn_args steep = some(floating[i], at_most(90), at_most(90), 64);
         steep.scale = 1; /* a few probabilities near 1: the maximum must move */
         if (i < 2) check(steep, 0, 0);
     }
@@ -204,7 +204,7 @@ static void long_rows(void **state) {
     need_gpu();
     find_plain();
     for (int i = 0; i < 4; i++) {
-        pg_attn_args a = some(floating[i], 1100, 1100, i % 2 ? 128 : 64);
+        pg_attn_args a = some(floating[i], at_most(1100), at_most(1100), i % 2 ? 128 : 64);
         a.batch = 1, a.heads = a.heads_all = 2, a.kv_heads = 1, a.causal = 1;
         check(a, 1, 0);
     }

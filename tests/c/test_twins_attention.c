@@ -191,7 +191,8 @@ static void edges(void **state) {
         check(some(floating[i], 1, 1, 64), 1, 0);
         check(some(floating[i], 1, at_most(300), 128), 0, 0); /* one new token */
         check(some(floating[i], at_most(64), at_most(64), 64), 0, 0);
-        check(some(floating[i], at_most(65), at_most(63), 64), 0, 1); /* causal rows before all keys */
+        check(some(floating[i], at_most(65), at_most(63), 64), 0,
+              1); /* causal rows before all keys */
         check(some(floating[i], at_most(300), 5, 64), 0, 1);
         pg_attn_args steep = some(floating[i], at_most(90), at_most(90), 64);
         steep.scale = 1; /* a few probabilities near 1: the maximum must move */

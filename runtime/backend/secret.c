@@ -19,6 +19,11 @@ static int take(pg_secret *out, const char *text, size_t bytes, const char *sour
                        "secret: %s has %zu characters; give %d to %d, such as those of "
                        "`head -c 24 /dev/urandom | base64`",
                        source, bytes, PG_SECRET_LEAST, PG_SECRET_MOST);
+    if (memchr(text, 0, bytes)) /* what follows it would not count */
+        return pg_fail(PG_EINVAL,
+                       "secret: %s has a byte 0 in it; give text, such as that of "
+                       "`head -c 24 /dev/urandom | base64`",
+                       source);
     memcpy(out->text, text, bytes);
     out->text[bytes] = 0;
     return PG_OK;

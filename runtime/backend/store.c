@@ -100,8 +100,10 @@ static int ask(pg_store *s, frame *f) {
     f->magic = MAGIC;
     f->rank = s->rank;
     f->size = s->size;
-    if (s->fd < 0 || send(s->fd, f, sizeof *f, MSG_NOSIGNAL) != (ssize_t)sizeof *f)
+    if (s->fd < 0 || send(s->fd, f, sizeof *f, MSG_NOSIGNAL) != (ssize_t)sizeof *f) {
+        s->hung_up = 1;
         return pg_fail(PG_ECOMM, "store %s: %s is gone", s->place, s->server);
+    }
     while (have < sizeof *f) {
         struct pollfd p = {.fd = s->fd, .events = POLLIN};
         int there = poll(&p, 1, CALL_MS);
@@ -110,7 +112,10 @@ static int ask(pg_store *s, frame *f) {
             return pg_fail(PG_ECOMM, "store %s: no answer from %s in %d s", s->place, s->server,
                            CALL_MS / 1000);
         ssize_t n = recv(s->fd, (char *)f + have, sizeof *f - have, 0);
-        if (n <= 0) return pg_fail(PG_ECOMM, "store %s: %s went away", s->place, s->server);
+        if (n <= 0) {
+            s->hung_up = 1;
+            return pg_fail(PG_ECOMM, "store %s: %s went away", s->place, s->server);
+        }
         have += (size_t)n;
     }
     if (f->what != REFUSED) return PG_OK;
@@ -156,27 +161,38 @@ static int reach(int fd, const place *p) {
     return why;
 }
 
+/* A socket that was refused may not be used again. */
+static int anew(pg_store *s, const place *p) {
+    nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000l}, NULL);
+    close(s->fd);
+    s->fd = socket(p->to.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    return s->fd < 0 ? pg_fail(PG_ECOMM, "store: socket: %s", strerror(errno)) : PG_OK;
+}
+
+/* Again where the server hung up: among very many strangers it does so to make room (let_in). */
 static int join(pg_store *s, const place *p, double seconds) {
     int64_t start = pg_page_clock();
-    for (int why; (why = reach(s->fd, p));) {
+    for (int why, rc, turn = 0;; turn++) {
+        if (turn) PG_TRY(anew(s, p));
         PG_POLL();
-        if ((double)(pg_page_clock() - start) * 1e-9 > seconds)
+        int late = (double)(pg_page_clock() - start) * 1e-9 > seconds;
+        if ((why = reach(s->fd, p))) {
+            if (!late) continue;
             return pg_fail(
                 PG_ECOMM,
                 "store: no word from %s at %s within %.6g s (PGRUN_TIMEOUT): %s; is it started, do "
                 "all hosts name the same address (--master, or MASTER_ADDR and MASTER_PORT), and "
                 "is the port open?",
                 s->server, s->place, seconds, strerror(why));
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000l}, NULL);
-        close(s->fd); /* a socket that was refused may not be used again */
-        s->fd = socket(p->to.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (s->fd < 0) return pg_fail(PG_ECOMM, "store: socket: %s", strerror(errno));
+        }
+        store_notice_silence(s->fd);
+        if (!store_is_ours(s->fd))
+            return pg_fail(PG_ECOMM,
+                           "store: another user listens on %s; choose another MASTER_PORT",
+                           s->place);
+        s->hung_up = 0;
+        if ((rc = introduce(s)) == PG_OK || !s->hung_up || late) return rc;
     }
-    store_notice_silence(s->fd);
-    if (!store_is_ours(s->fd))
-        return pg_fail(PG_ECOMM, "store: another user listens on %s; choose another MASTER_PORT",
-                       s->place);
-    return introduce(s);
 }
 
 static const char *const servers[] = {[PG_STORE_MINE] = "this process",

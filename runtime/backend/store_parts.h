@@ -57,7 +57,8 @@ struct pg_store {
     const char *server; /* who serves, in words */
     pg_secret secret;
     int rank, size, fd;
-    int quit; /* of the server: an eventfd that ends the thread; -1 elsewhere */
+    int hung_up; /* the server has, in the midst of an answer; not at the server */
+    int quit;    /* of the server: an eventfd that ends the thread; -1 elsewhere */
     pthread_t thread;
     item *items;
     caller *callers; /* of the thread alone */

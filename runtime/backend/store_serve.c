@@ -16,8 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PROOF_NS 10000000000ll /* a caller has that long to show that it has the secret */
-#define LOOK_MS  20            /* between two looks whether the callers have left */
+#define PROOF_NS  10000000000ll /* a caller has that long to show that it has the secret */
+#define STRANGERS 64            /* who may be at it besides a job's ranks and launchers */
+#define LOOK_MS   20            /* between two looks whether the callers have left */
 
 static item *find(pg_store *s, const char *key) {
     item *i = s->items;
@@ -125,11 +126,35 @@ static int hear(pg_store *s, caller *c) {
            send(c->fd, &c->request, sizeof c->request, MSG_NOSIGNAL) == (ssize_t)sizeof c->request;
 }
 
+/* Those who knew the secret are missed. */
+static void let_go(pg_store *s, caller *c) {
+    char key[PG_STORE_KEY];
+    snprintf(key, sizeof key, PG_STORE_GONE, c->oath.rank);
+    if (c->known) store_keep(s, key, "", 0, 0);
+    close(c->fd);
+    *c = s->callers[--s->count];
+}
+
+static int most_callers(const pg_store *s) { return 2 * s->size + STRANGERS; }
+
+/* Where strangers fill the room, the one who has been silent for longest goes: whoever has the secret
+ * needs a moment, and they have had it. */
+static int make_room(pg_store *s) {
+    caller *oldest = NULL;
+    if (s->count < most_callers(s)) return 1;
+    for (int i = 0; i < s->count; i++) {
+        caller *c = &s->callers[i];
+        if (!c->known && (!oldest || c->since < oldest->since)) oldest = c;
+    }
+    if (oldest) let_go(s, oldest);
+    return oldest != NULL;
+}
+
 static void let_in(pg_store *s) {
     int fd = accept4(s->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     store_notice_silence(fd);
-    caller *more = store_is_ours(fd) && s->count < 2 * s->size + 16
+    caller *more = store_is_ours(fd) && make_room(s)
                        ? realloc(s->callers, ((size_t)s->count + 1) * sizeof *more)
                        : NULL;
     if (!more) {
@@ -140,18 +165,9 @@ static void let_in(pg_store *s) {
     s->callers[s->count++] = (caller){.fd = fd, .since = pg_page_clock()};
 }
 
-/* Those who knew the secret are missed. */
-static void let_go(pg_store *s, caller *c) {
-    char key[PG_STORE_KEY];
-    snprintf(key, sizeof key, PG_STORE_GONE, c->oath.rank);
-    if (c->known) store_keep(s, key, "", 0, 0);
-    close(c->fd);
-    *c = s->callers[--s->count];
-}
-
 static void *run(void *store) {
     pg_store *s = store;
-    struct pollfd *polls = calloc(2 * (size_t)s->size + 32, sizeof *polls);
+    struct pollfd *polls = calloc((size_t)most_callers(s) + 2, sizeof *polls);
     while (polls) {
         int before = s->count, strangers = 0;
         polls[0] = (struct pollfd){.fd = s->quit, .events = POLLIN};

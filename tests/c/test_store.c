@@ -142,6 +142,26 @@ static int teller(int port) {
     return 0;
 }
 
+/* Far more callers than ranks, who say nothing: one that has the secret is let in all the same. */
+static void test_flood(void **state) {
+    (void)state;
+    enum { CALLERS = 300 };
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port_of(6))};
+    pg_store *s;
+    int silent[CALLERS], nothing;
+    setenv("PGRUN_SECRET", SECRET, 1);
+    ok(open_at(&s, "0.0.0.0", port_of(6), JOB, 0, 2, LONG));
+    for (int i = 0; i < CALLERS; i++) {
+        silent[i] = socket(AF_INET, SOCK_STREAM, 0);
+        assert_int_equal(connect(silent[i], (struct sockaddr *)&to, sizeof to), 0);
+    }
+    assert_int_equal(ended(child(teller, port_of(6))), 0);
+    ok(pg_store_get(s, "gone/1", &nothing, 0, LONG));
+    for (int i = 0; i < CALLERS; i++) close(silent[i]);
+    pg_store_close(s, 0);
+    unsetenv("PGRUN_SECRET");
+}
+
 static int wrong_secret(int port) {
     pg_store *s;
     setenv("PGRUN_SECRET", SECRET "!", 1);
@@ -213,11 +233,13 @@ static void test_served_by_a_launcher(void **state) {
 
 /* ---- the secret ---- */
 
-static void put_secret(const char *text, mode_t mode) {
+static void put_bytes(const char *text, size_t bytes, mode_t mode) {
     const char *path = in_folder(".config/pgrun/secret");
-    put_file(path, text, (int64_t)strlen(text));
+    put_file(path, text, (int64_t)bytes);
     assert_int_equal(chmod(path, mode), 0);
 }
+
+static void put_secret(const char *text, mode_t mode) { put_bytes(text, strlen(text), mode); }
 
 static void test_secret(void **state) {
     (void)state;
@@ -234,6 +256,8 @@ static void test_secret(void **state) {
     refuses(PG_EINVAL, "chmod 600", pg_secret_read(&secret));
     put_secret("short\n", 0600);
     refuses(PG_EINVAL, "has 5 characters", pg_secret_read(&secret));
+    put_bytes("\0" SECRET, sizeof SECRET, 0600); /* or it would be no secret at all */
+    refuses(PG_EINVAL, "has a byte 0", pg_secret_read(&secret));
     setenv("PGRUN_SECRET", "another one of some length", 1);
     ok(pg_secret_read(&secret));
     assert_string_equal(secret.text, "another one of some length");
@@ -278,6 +302,7 @@ int main(void) {
         cmocka_unit_test(test_rank_0_goes),
         cmocka_unit_test(test_nobody_there),
         cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_flood),
         cmocka_unit_test(test_served_by_a_launcher),
         cmocka_unit_test(test_secret),
         cmocka_unit_test(test_sha256),

@@ -34,6 +34,17 @@ for zero = 0, 3 do
   engine.looks = looks
 end
 
+-- Without dp nothing has been summed: the stage that has the bad gradient names it, and the other does not wait for it.
+local function bad_head(model, batch)
+  local list = model.segments[#model.segments].params
+  local nothing = pg.scale(pg.sum(explode(list[#list])), 1e-30)
+  return pg.add(model:loss(batch), nothing)
+end
+engine.looks = function() return false end
+fails("step 1, rank 1: the gradient norm is inf; first bad gradient: model.norm", { loss = bad_head, layout = { pp = 2 },
+  model = require "models.llama" { blocks = 2, width = 32, heads = 2, vocab = 259, context = 32 } }, "bad-stage")
+engine.looks = looks
+
 -- Rank 0 cannot write: both stop, or both go on.
 local function full(state)
   if state.step ~= 2 or rank ~= 0 then return end

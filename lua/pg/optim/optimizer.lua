@@ -145,9 +145,12 @@ function Optimizer:first_bad()
 end
 
 -- The norm is not finite, on all ranks: the first one that made a bad gradient is named.  After a sum over dp
--- (which spreads it) self.bad_gradient is what this rank had before, or blame() finds it out.
+-- (which spreads it) self.bad_gradient is what this rank had before, or blame() finds it out, which all ranks do
+-- together: whether it is asked may not depend on what this rank has.
 function Optimizer:refuse(number, norm, blame)
-  local bad = self.bad_gradient or mesh.dp.size == 1 and self:first_bad() or blame and blame()
+  local bad = self.bad_gradient
+  if not bad and mesh.dp.size == 1 then bad = self:first_bad()
+  elseif not bad and blame then bad = blame() end
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
   c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))

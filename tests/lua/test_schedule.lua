@@ -378,6 +378,19 @@ function tests.test_measured_files_that_are_none()
   no_file('"backward"', '"backwards"', 'did you mean "backward"?')
   no_file("1,3%]", "1,0.5]", "a step is written [kind, micro, chunk, start, stop], times in seconds; one has 1 and 0.5")
   no_file(",1,3%]", "]", "timeline.json: a step is written")
+  no_file("1,3%]", "1,1e308]", "times in seconds; one has 1 and 1e+308")
+  no_file("0,1%]", "-1e308,1]", "times in seconds; one has -1e+308 and 1")
+end
+
+-- Files of other hands may leave out what goes without saying; what they call a thing moves no terminal's cursor.
+function tests.test_measured_files_of_others()
+  local path = (os.getenv "SCRATCH" or "build") .. "/others.json"
+  fs.write(path, '{"schedule":"a\\u001b[31mb","stages":1,"micro":1,"device":"c\\nd",'
+    .. '"steps":[[["forward",1,0,0,1],["backward",1,0,1,3]]]}')
+  local m = measured.read(path)
+  equal(m.chunks, 1)
+  equal(measured.title(m), "a?[31mb: 1 stage, 1 micro-batch on c?d")
+  equal(measured.simulated(m).makespan, 3)
 end
 
 -- The page's pictures are what the tool prints, and its own schedule can be run.

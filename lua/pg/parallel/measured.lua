@@ -17,6 +17,7 @@ local svg = require "pg.parallel.schedule_svg"
 
 local measured = {}
 local KINDS = { "forward", "backward", "weight" }
+local LONGEST = 1e9 -- seconds of a step, and more: 30 years
 local WIDEST = 1600 -- pixels of a picture: one slow step among short ones shall not stretch it
 
 --- measured.take(engine, step) -> m, of the engine's traced gradients.  All ranks call it; step: its number, or nil.
@@ -93,10 +94,12 @@ end
 
 -- ---- words and pictures ----
 
+local function counted(n, word, plural) return ("%d %s"):format(n, n == 1 and word or plural) end
+
 --- measured.title(m) -> "1f1b: 2 stages, 8 micro-batches, step 20 on cuda".
 function measured.title(m)
-  return ("%s: %d stages, %d micro-batch%s%s%s on %s"):format(m.schedule, m.stages, m.micro,
-    m.micro == 1 and "" or "es", m.chunks > 1 and (", %d chunks a stage"):format(m.chunks) or "",
+  return ("%s: %s, %s%s%s on %s"):format(m.schedule, counted(m.stages, "stage", "stages"),
+    counted(m.micro, "micro-batch", "micro-batches"), m.chunks > 1 and (", %d chunks a stage"):format(m.chunks) or "",
     m.step and ", step " .. m.step or "", m.device)
 end
 
@@ -169,14 +172,19 @@ local function encode(m, simulated)
   return json.encode(out, { digits = 9 }) .. "\n"
 end
 
+local function is_time(x) return type(x) == "number" and math.abs(x) <= LONGEST end
+
 local function seconds_of(step, path)
   local start, stop = step[4], step[5]
-  if type(start) ~= "number" or type(stop) ~= "number" or stop < start then
+  if not is_time(start) or not is_time(stop) or stop < start then
     c.fail("%s: a step is written [kind, micro, chunk, start, stop], times in seconds; one has %s and %s", path,
            describe.show(start), describe.show(stop))
   end
   return start, stop
 end
+
+-- A name in a file that may be anyone's: no control characters, which would move a terminal's cursor.
+local function word(text) return (text:gsub("%c", "?")) end
 
 --- measured.read(path) -> m.  Raises where the file holds no timeline, or no schedule that could have been run.
 function measured.read(path)
@@ -188,8 +196,8 @@ function measured.read(path)
   local lists = steps.fill(f.steps, sizes, path)
   sizes.name = path
   check(lists, sizes)
-  local m = { schedule = f.schedule, stages = f.stages, micro = f.micro, chunks = f.chunks, step = tonumber(f.step),
-              device = tostring(f.device), clock = tonumber(f.clock) or 0, timeline = {} }
+  local m = { schedule = word(f.schedule), stages = sizes.stages, micro = sizes.micro, chunks = sizes.chunks,
+              step = tonumber(f.step), device = word(tostring(f.device)), clock = tonumber(f.clock) or 0, timeline = {} }
   for s, list in ipairs(lists) do
     m.timeline[s] = {}
     for i, x in ipairs(list) do

@@ -11,6 +11,7 @@ local fs = require "pg.fs"
 local json = require "pg.json"
 local mesh = require "pg.mesh"
 local shards = require "pg.shards"
+local show = require("pg.describe").show
 local zero = require "pg.parallel.zero"
 local Tensor = require "pg.tensor"
 local C = c.C
@@ -46,6 +47,8 @@ function checkpoint.clean(folder)
 end
 
 local whole = { "step", "position", "tokens", "epoch" }
+local tables = { "settings", "data", "optimizer", "settings.optim" }
+local counts = { "optimizer.steps", "data.samples" } -- where they are told
 
 -- Text of a manifest with this hash in it, and what stood there.
 local function with_hash(text, hash)
@@ -65,6 +68,33 @@ local function compare_own(path, text, version)
   if hash ~= told then c.fail("%s has hash %s, it says %s: it was changed since it was written", path, hash, told) end
 end
 
+local function is_count(x) return type(x) == "number" and x >= 0 and x <= 2^53 and x == math.floor(x) end
+
+-- What path = "a" or "a.b" names; nil too where there is no a.
+local function value_at(m, path)
+  local value = m
+  for key in path:gmatch "[^.]+" do value = value and value[key] end
+  return value
+end
+
+-- Manifests of version 1 have no hash: what is used of them is of the kind that it must be.
+local function check_kinds(m, path)
+  local function wrong(key, value, wanted)
+    c.fail("%s: %s is %s, not a %s", path, key, show(value), wanted)
+  end
+  for _, key in ipairs(whole) do
+    if not is_count(m[key]) then wrong(key, m[key], "count") end
+  end
+  for _, key in ipairs(tables) do
+    local value = value_at(m, key)
+    if value ~= nil and type(value) ~= "table" then wrong(key, value, "table") end
+  end
+  for _, key in ipairs(counts) do
+    local value = value_at(m, key)
+    if value ~= nil and not is_count(value) then wrong(key, value, "count") end
+  end
+end
+
 -- The manifest of a folder.  Keys that this version does not know are left alone.
 local function manifest_of(folder)
   local path = folder .. "/" .. MANIFEST
@@ -75,12 +105,7 @@ local function manifest_of(folder)
     c.fail("%s: its format is version %d, this pgrun reads up to %d; take a newer pgrun", folder, m.version, VERSION)
   end
   compare_own(path, text, m.version)
-  for _, key in ipairs(whole) do
-    local value = m[key]
-    if type(value) ~= "number" or value < 0 or value ~= math.floor(value) then
-      c.fail("%s/%s: %s is %s, not a count", folder, MANIFEST, key, tostring(value))
-    end
-  end
+  check_kinds(m, path)
   return m
 end
 

@@ -156,6 +156,31 @@ function tests.test_a_manifest_tells_of_all_files_or_of_none()
   same_curve((training.run(recipe(), "told", { "--resume" })))
 end
 
+-- A manifest without a hash may have been changed by hand: it is passed over where it could not be used.
+function tests.test_a_manifest_holds_what_it_must()
+  local folder = stopped(2, "kinds")
+  local path = checkpoint.list(folder)[1] .. "/manifest.json"
+  local m = json.read(path)
+  m.version, m.manifest_xxh64 = 1, nil
+  local function wrong(change, reason)
+    local changed = json.decode(json.encode(m), path)
+    change(changed)
+    json.write(path, changed)
+    passed_over(folder, "manifest.json: " .. reason)
+  end
+  wrong(function(t) t.step = nil end, "step is nil, not a count")
+  wrong(function(t) t.step = 1e300 end, "step is 1e+300, not a count")
+  wrong(function(t) t.tokens = 1.5 end, "tokens is 1.5, not a count")
+  wrong(function(t) t.data = 1 end, "data is 1, not a table")
+  wrong(function(t) t.data.samples = "many" end, 'data.samples is "many", not a count')
+  wrong(function(t) t.settings = "none" end, 'settings is "none", not a table')
+  wrong(function(t) t.settings.optim = 2 end, "settings.optim is 2, not a table")
+  wrong(function(t) t.optimizer = -1 end, "optimizer is -1, not a table")
+  wrong(function(t) t.optimizer.steps = -1 end, "optimizer.steps is -1, not a count")
+  json.write(path, m)
+  same_curve((training.run(recipe(), "kinds", { "--resume" })))
+end
+
 function tests.test_an_interrupt_is_no_damage()
   local folder = stopped(2, "interrupted")
   c.C.pg_interrupt(1)

@@ -7,6 +7,7 @@ local agree = require "pg.agree"
 local busy = require "pg.busy"
 local checkpoint = require "pg.checkpoint"
 local choices = require "pg.choices"
+local elementwise = require "pg.ops.elementwise"
 local engine = require "pg.parallel.engine"
 local host = require "pg.host"
 local json = require "pg.json"
@@ -17,6 +18,7 @@ local log = require "pg.log"
 local measured = require "pg.parallel.measured"
 local mesh = require "pg.mesh"
 local parts = require "pg.train_parts"
+local random = require "pg.random"
 local recipe = require "pg.recipe"
 local run = require "pg.run"
 local scope = require "pg.scope"
@@ -135,11 +137,21 @@ function Trainer:show()
   return self.shown
 end
 
+-- How often numbers without a key have been drawn.
+local function drawn() return { random.calls, elementwise.dropout_calls } end
+local function draw_from(counts) random.calls, elementwise.dropout_calls = counts[1], counts[2] end
+
+-- This rank's share of the loss, and the gradients; o: as engine:gradients takes it.
+function Trainer:gradients(o)
+  return self.engine:gradients(self.micro, function(i) return self.loader:micro(i) end, o)
+end
+
 -- The gradients of this step once more, looked at before they are summed -> this rank's first bad one, by name.  All
--- ranks do it together; nothing was updated, so they are the same.
+-- ranks do it together; nothing was updated and the same is drawn, so they are the same.
 function Trainer:blame()
   if engine.looks() then return nil end -- they have been looked at
-  self.engine:gradients(self.micro, function(i) return self.loader:micro(i) end, { look = true })
+  draw_from(self.drawn)
+  self:gradients { look = true }
   for _, s in ipairs(self.optim.segments) do s:fresh() end
   return self.engine.bad
 end
@@ -195,10 +207,11 @@ end
 
 -- Before the first step of a deterministic run, the GPU's ranks agree on how each product is done: a rehearsal with
 -- the same batch, whose gradients nobody uses, has made all choices.
-function Trainer:settle_choices(batch)
+function Trainer:settle_choices()
   if not (self.recipe.deterministic and ffi.string(C.pg_device()) == "cuda") then return end
-  self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end)
+  self:gradients()
   for _, s in ipairs(self.optim.segments) do s:fresh() end
+  draw_from(self.drawn)
   choices.share()
 end
 
@@ -209,10 +222,9 @@ function Trainer:gather(reshaped)
   state.step = state.step + 1
   C.pg_status_step(state.step)
   local batch = self:next_batch()
-  if reshaped or state.step == self.first then self:settle_choices(batch) end
-  self.micro = batch.micro
-  local share = self.engine:gradients(batch.micro, function(i) return self.loader:micro(i) end,
-                                      { trace = state.step == self.recipe.log.timeline })
+  self.micro, self.drawn = batch.micro, drawn()
+  if reshaped or state.step == self.first then self:settle_choices() end
+  local share = self:gradients { trace = state.step == self.recipe.log.timeline }
   local stop = log.closed and CLOSED or host.stop_requested() and 1 or 0
   local numbers = { share, stop, finite(share) and 0 or 1 }
   self.busy:add(numbers)

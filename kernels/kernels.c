@@ -46,11 +46,12 @@ static int half_gemm(void *c, const void *a, const void *b, const pg_gemm_args *
     if (pg_is_half(dtype)) w.dtype = w.dtype_c = PG_F32;
     int64_t n_c = span(g->batch, g->stride_c, g->m, g->ldc, g->n);
     int gaps = n_c != g->batch * g->m * g->n; /* what lies between rows must stay */
+    int reads = pg_epilogue_slope(g->epilogue) >= 0;
     WIDENED(cpu_gemm(c, a, b, &w, s),
             READ(a, span(g->batch, g->stride_a, ta ? g->k : g->m, g->lda, ta ? g->m : g->k)),
             READ(b, span(g->batch, g->stride_b, tb ? g->n : g->k, g->ldb, tb ? g->k : g->n)),
             READ(w.bias, g->n), UPDATE_AS(c, n_c, g->beta != 0 || gaps, dtype_c),
-            UPDATE_AS(w.aux, n_c, gaps, dtype_c));
+            UPDATE_AS(w.aux, n_c, gaps || reads, dtype_c));
 }
 
 /* ---- norms ---- */

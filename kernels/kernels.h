@@ -29,6 +29,14 @@ typedef struct { /* one (possibly batched) matrix product, row major */
     const float *scale_a, *scale_b; /* one number in device memory, or NULL */
 } pg_gemm_args;
 
+/* The activation by whose slope at aux an epilogue multiplies, or -1.  bias is then NULL, beta 0, and
+ * c and aux have no gaps between their rows. */
+static inline int pg_epilogue_slope(int epilogue) {
+    return epilogue == PG_EPILOGUE_GELU_GRAD        ? PG_GELU
+           : epilogue == PG_EPILOGUE_GELU_TANH_GRAD ? PG_GELU_TANH
+                                                    : -1;
+}
+
 typedef struct { /* strides in elements between rows of the same sample */
     int64_t batch, rows, keys, heads, kv_heads, width; /* B, T, Tk, H, G, K */
     const void *q, *k, *v;

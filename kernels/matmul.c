@@ -23,9 +23,17 @@ static int fits(const pg_gemm_args *g) {
                    (long long)largest, INT_MAX);
 }
 
+static int gemm(void *c, const void *a, const void *b, const pg_gemm_args *g) {
+    TYPED_CALL(gemm, g->dtype, c, a, b, g);
+}
+
 int cpu_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s) {
-    (void)s;
+    int slope = pg_epilogue_slope(g->epilogue);
     if (g->m == 0 || g->n == 0 || g->batch == 0) return PG_OK;
     PG_TRY(fits(g));
-    TYPED_CALL(gemm, g->dtype, c, a, b, g);
+    if (slope < 0) return gemm(c, a, b, g);
+    pg_gemm_args plain = *g;
+    plain.epilogue = PG_EPILOGUE_NONE, plain.aux = NULL;
+    PG_TRY(gemm(c, a, b, &plain));
+    return cpu_unary_grad(c, c, g->aux, g->batch * g->m * g->n, slope, 0, g->dtype_c, s);
 }

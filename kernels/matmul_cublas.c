@@ -1,11 +1,13 @@
 /* matmul_cublas.c: cuda_gemm: which part of a product cuBLASLt does, and which is finished by hand.
  *
  * The library adds a bias or beta c to any product, and GELU in the tanh form (with the value before
- * it) to half precision ones without beta.  Its GELU in f32 may be an approximation, and the exact
- * GELU it does not have: there the product comes first and matmul_finish.cu goes over it once more.
- * The same where the heuristics know no algorithm for a combination. */
+ * it), or the slope of it, to half precision ones without beta.  Its GELU in f32 may be an
+ * approximation, and the exact GELU it does not have: there the product comes first, and
+ * matmul_finish.cu or elementwise.cu goes over it once more.  The same where the heuristics know no
+ * algorithm for a combination. */
 #include "matmul_cublas.h"
 #include "../runtime/base/settings.h"
+#include "cuda.h"
 
 enum { NOT_THERE = 1 }; /* product(): the library has no such combination */
 
@@ -17,13 +19,15 @@ static int64_t alignment(const void *p) {
     return __builtin_ctzll(bits);
 }
 
-static int64_t epilogue_of(const gemm_call *call, int gelu) {
-    if (!gelu) return call->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+/* asked: none, PG_EPILOGUE_GELU_TANH or PG_EPILOGUE_GELU_TANH_GRAD. */
+static int64_t epilogue_of(const gemm_call *call, int asked) {
+    if (asked == PG_EPILOGUE_GELU_TANH_GRAD) return CUBLASLT_EPILOGUE_DGELU;
+    if (!asked) return call->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (call->aux) return call->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     return call->bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
 }
 
-static gemm_key key_of(const pg_gemm_args *g, const gemm_call *call, int gelu, int adds) {
+static gemm_key key_of(const pg_gemm_args *g, const gemm_call *call, int asked, int adds) {
     int many = g->batch > 1;
     gemm_key key = {{[GEMM_M] = g->m,
                      [GEMM_N] = g->n,
@@ -39,7 +43,7 @@ static gemm_key key_of(const pg_gemm_args *g, const gemm_call *call, int gelu, i
                      [GEMM_DTYPE_C] = g->dtype_c,
                      [GEMM_TRANSPOSE_A] = g->transpose_a != 0,
                      [GEMM_TRANSPOSE_B] = g->transpose_b != 0,
-                     [GEMM_EPILOGUE] = epilogue_of(call, gelu),
+                     [GEMM_EPILOGUE] = epilogue_of(call, asked),
                      [GEMM_ADDS] = adds,
                      [GEMM_ON_DEVICE] = g->scale_a || g->scale_b,
                      [GEMM_TF32] = g->dtype == PG_F32 && pg_tf32_allowed()}};
@@ -49,7 +53,7 @@ static gemm_key key_of(const pg_gemm_args *g, const gemm_call *call, int gelu, i
 }
 
 /* c = epilogue(alpha a b + bias) + beta c by the library alone, or NOT_THERE. */
-static int product(gemm_call call, const pg_gemm_args *g, int gelu, double beta) {
+static int product(gemm_call call, const pg_gemm_args *g, int asked, double beta) {
     union {
         double f64;
         float f32;
@@ -64,7 +68,7 @@ static int product(gemm_call call, const pg_gemm_args *g, int gelu, double beta)
         call.alpha = scalars,
         call.beta = scalars + pg_dtype_size(g->dtype == PG_F64 ? PG_F64 : PG_F32);
     }
-    gemm_key key = key_of(g, &call, gelu, beta != 0);
+    gemm_key key = key_of(g, &call, asked, beta != 0);
     gemm_plan *plan;
     PG_TRY(gemm_plan_find(&plan, &key, &call));
     if (!plan->there) return NOT_THERE;
@@ -79,10 +83,10 @@ static int product(gemm_call call, const pg_gemm_args *g, int gelu, double beta)
 static int product_with_bias(gemm_call call, const pg_gemm_args *g, const void **bias,
                              double beta) {
     call.bias = *bias, call.aux = NULL;
-    int rc = product(call, g, 0, beta);
+    int rc = product(call, g, PG_EPILOGUE_NONE, beta);
     if (rc == NOT_THERE && *bias) {
         call.bias = NULL;
-        rc = product(call, g, 0, beta);
+        rc = product(call, g, PG_EPILOGUE_NONE, beta);
     } else if (rc == PG_OK) {
         *bias = NULL;
     }
@@ -121,13 +125,33 @@ static int in_two_passes(gemm_call call, const pg_gemm_args *g) {
     return rc;
 }
 
-int cuda_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s) {
-    if (g->m == 0 || g->n == 0 || g->batch == 0) return PG_OK;
-    if (g->k == 0) return cuda_gemm_finish(c, NULL, g->aux, g, g->bias, g->epilogue, g->beta, s);
-    gemm_call call = {.a = a, .b = b, .c = c, .bias = g->bias, .aux = g->aux, .stream = s};
-    int gelu = g->epilogue == PG_EPILOGUE_GELU_TANH && g->beta == 0 && is_half(g->dtype) &&
-               g->dtype_c == g->dtype && (!g->aux || (g->ldc % 8 == 0 && g->stride_c % 8 == 0));
+/* The value before or at which GELU is taken: whether the library's kernels can have it. */
+static int can_gelu(const pg_gemm_args *g, int epilogue) {
+    return g->epilogue == epilogue && g->beta == 0 && is_half(g->dtype) && g->dtype_c == g->dtype &&
+           (!g->aux || (g->ldc % 8 == 0 && g->stride_c % 8 == 0));
+}
+
+/* c = a b times the slope of an activation at aux. */
+static int times_slope(gemm_call call, const pg_gemm_args *g, int slope) {
+    const void *no_bias = NULL;
     int rc = NOT_THERE;
-    if (gelu || (g->epilogue == PG_EPILOGUE_NONE && !g->aux)) rc = product(call, g, gelu, g->beta);
+    if (can_gelu(g, PG_EPILOGUE_GELU_TANH_GRAD)) rc = product(call, g, g->epilogue, 0);
+    if (rc != NOT_THERE) return rc;
+    PG_TRY(product_with_bias(call, g, &no_bias, 0));
+    return cuda_unary_grad(call.c, call.c, g->aux, g->batch * g->m * g->n, slope, 0, g->dtype_c,
+                           call.stream);
+}
+
+int cuda_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s) {
+    int slope = pg_epilogue_slope(g->epilogue), rc = NOT_THERE;
+    if (g->m == 0 || g->n == 0 || g->batch == 0) return PG_OK;
+    if (g->k == 0) /* zeros times a slope are zeros */
+        return cuda_gemm_finish(c, NULL, slope < 0 ? g->aux : NULL, g, g->bias, g->epilogue,
+                                g->beta, s);
+    gemm_call call = {.a = a, .b = b, .c = c, .bias = g->bias, .aux = g->aux, .stream = s};
+    if (slope >= 0) return times_slope(call, g, slope);
+    if (can_gelu(g, PG_EPILOGUE_GELU_TANH)) rc = product(call, g, g->epilogue, 0);
+    else if (g->epilogue == PG_EPILOGUE_NONE && !g->aux)
+        rc = product(call, g, g->epilogue, g->beta);
     return rc == NOT_THERE ? in_two_passes(call, g) : rc;
 }

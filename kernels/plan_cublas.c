@@ -71,7 +71,8 @@ static int describe_op(gemm_plan *p) {
         int32_t type = (int32_t)type_of(at[GEMM_DTYPE]);
         SET_OP(p, BIAS_DATA_TYPE, type);
     }
-    if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+    if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+        epilogue == CUBLASLT_EPILOGUE_DGELU) {
         int64_t rows = at[GEMM_LDC], matrices = at[GEMM_STRIDE_C];
         SET_OP(p, EPILOGUE_AUX_LD, rows);
         SET_OP(p, EPILOGUE_AUX_BATCH_STRIDE, matrices);

@@ -160,13 +160,16 @@ int pg_dropout(pg_tensor *y, const pg_tensor *x, double p, const pg_tensor *step
                int64_t first, int64_t cols, int64_t stride, int add);
 
 /* ---- matmul ---- */
-enum pg_epilogue { PG_EPILOGUE_NONE, PG_EPILOGUE_GELU, PG_EPILOGUE_GELU_TANH };
+enum pg_epilogue { PG_EPILOGUE_NONE, PG_EPILOGUE_GELU, PG_EPILOGUE_GELU_TANH,
+                   PG_EPILOGUE_GELU_GRAD, PG_EPILOGUE_GELU_TANH_GRAD };
 typedef struct pg_gemm {
     int32_t transpose_a, transpose_b; /* a is [..,K,M], b is [..,N,K] */
     double alpha, beta;               /* out = epilogue(alpha a b scale_a scale_b + bias) + beta out */
     const pg_tensor *bias;            /* [N] or NULL */
     int32_t epilogue;
-    pg_tensor *aux;                   /* like out: the value before the epilogue, or NULL */
+    pg_tensor *aux;                   /* like out: the value before the epilogue, or NULL.  Of a
+                                         gradient's epilogue, which multiplies by the slope of GELU at
+                                         aux, it is read and must be given; bias is NULL, beta 0 */
     const pg_tensor *scale_a, *scale_b; /* f32 [1] in device memory, or NULL = 1 */
 } pg_gemm;
 /* out [..,M,N] = a [..,M,K] b [..,K,N].  a and b have equal leading dims; or b is 2-D and a's

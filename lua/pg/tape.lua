@@ -130,10 +130,15 @@ local function count_hidden(r, uses)
   elseif hidden then for _, t in ipairs(hidden) do uses[t] = (uses[t] or 0) + 1 end end
 end
 
--- All records that `roots` reach, and how often each leaf is used.
+-- All records that `roots` reach, and how often each leaf is used; of each record, how many gradients of its output
+-- will be added up (reads).
 local function reach(roots)
   local records, uses, seen, stack = {}, {}, {}, {}
-  for i = 1, #roots do stack[i] = roots[i] end
+  local function read(r)
+    r.reads = (r.reads or 0) + 1
+    stack[#stack + 1] = r
+  end
+  for i = 1, #roots do read(roots[i]) end
   while #stack > 0 do
     local r = table.remove(stack)
     if not seen[r] then
@@ -146,7 +151,7 @@ local function reach(roots)
       for i = 1, r.count do
         local t = r.inputs[i]
         if t then
-          if t.record then stack[#stack + 1] = t.record
+          if t.record then read(t.record)
           elseif t.requires_grad then uses[t] = (uses[t] or 0) + 1 end
         end
       end

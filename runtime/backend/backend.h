@@ -82,7 +82,7 @@ typedef struct pg_backend {
 } pg_backend;
 
 /* Raise it with every change of kernels.h or this file: a plug-in built with another is refused. */
-#define PG_BACKEND_ABI 6
+#define PG_BACKEND_ABI 7
 
 /* The backend in force; opens "auto" at the first call if pg_init was not called.  NULL + message. */
 const pg_backend *pg_backend_now(void);

@@ -136,6 +136,17 @@ const pg_memory_ops cuda_memory = {
 
 /* ---- opening ---- */
 
+/* A context of its own takes some 500 MiB of the card. */
+static int set_device(int number) {
+    cudaError_t code = cudaSetDevice(number);
+    if (code != cudaErrorMemoryAllocation) return cuda_check("cuda", code);
+    (void)cudaGetLastError();
+    return pg_fail(PG_ENOMEM,
+                   "cuda: GPU %d has no room for one more process; nvidia-smi shows who holds its "
+                   "memory: end those, or name another card (CUDA_VISIBLE_DEVICES)",
+                   number);
+}
+
 /* The local rank picks the GPU.  Ranks beyond the GPUs share one; nccl.c then refuses unless told
  * that they may, since only there the ranks can tell one another what they took. */
 static int open_device(void) {
@@ -147,7 +158,7 @@ static int open_device(void) {
     const char *text = getenv("PG_SHARE_GPU");
     cuda.shared = text && !strcmp(text, "1");
     cuda.number = r.local_rank % cuda.count;
-    PG_TRY(cuda_check("cuda", cudaSetDevice(cuda.number)));
+    PG_TRY(set_device(cuda.number));
     PG_TRY(cuda_check("cuda", cudaGetDeviceProperties(&p, cuda.number)));
     memcpy(cuda.name, p.name, sizeof cuda.name);
     cuda.name[sizeof cuda.name - 1] = 0;

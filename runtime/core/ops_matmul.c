@@ -61,10 +61,16 @@ static int plan(pg_gemm_args *g, const pg_tensor *out, const pg_tensor *a, const
     return PG_OK;
 }
 
+static int slope_alone(const pg_gemm *o) {
+    if (pg_epilogue_slope(o->epilogue) < 0 || (o->aux && !o->bias && o->beta == 0)) return PG_OK;
+    return pg_fail(PG_EINVAL, "matmul: the epilogue of a gradient needs aux, no bias and beta 0");
+}
+
 static int extras(const pg_gemm *o, const pg_tensor *out, const pg_tensor *a, const pg_tensor *b,
                   int64_t n) {
     const pg_tensor *bias = o->bias, *aux = o->aux, *scale_a = o->scale_a, *scale_b = o->scale_b;
-    PG_TRY(pg_check_kind("matmul", o->epilogue, PG_EPILOGUE_GELU_TANH + 1));
+    PG_TRY(pg_check_kind("matmul", o->epilogue, PG_EPILOGUE_GELU_TANH_GRAD + 1));
+    PG_TRY(slope_alone(o));
     if (bias) {
         PG_SAME_DTYPE("matmul", bias, a);
         PG_HAS_COUNT("matmul", bias, n);

@@ -85,7 +85,10 @@ local function read_options()
   if o.shape == "" then o.shape = o.device == "cuda" and "7b" or "tiny" end
   local shape = shapes[o.shape] or fail("--shape=%s is neither 7b nor tiny", o.shape)
   if o.cards == 0 then o.cards = o.device == "cuda" and gpus or 2 end
-  if o.device == "cuda" and o.cards > gpus then fail("--cards=%d, and %d GPUs answer", o.cards, gpus) end
+  if o.device == "cuda" and o.cards > gpus and os.getenv "PG_SHARE_GPU" ~= "1" then
+    fail("--cards=%d, and %d GPUs answer (with PG_SHARE_GPU=1 ranks share them: for what agrees, not for speed)",
+         o.cards, gpus)
+  end
   if o.precision == "" then o.precision = shape.precision end
   if o.steps == 0 then o.steps = shape.steps end
   local reach = agreement.steps[o.precision] or fail("--precision=%s is neither bf16 nor fp32", o.precision)

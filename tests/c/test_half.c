@@ -129,11 +129,11 @@ static void embedding_gradients(void **state) {
             }
 }
 
-/* out f32 or half, with bias, activation, the value before it, and what was there. */
+/* out f32 or half, with bias, activation, the value before it or at it, and what was there. */
 static void products(void **state) {
     (void)state;
     for (int h = 0; h < 2; h++)
-        for (int i = 0; i < 32; i++) {
+        for (int i = 0; i < 40; i++) {
             int ta = i & 1, tb = i >> 1 & 1, wide = i >> 2 & 1, more = i >> 3;
             int half = halves[h], dtype = wide ? PG_F32 : half;
             int64_t m = 33, n = 47, k = 29;
@@ -147,8 +147,10 @@ static void products(void **state) {
             pg_tensor *aux32 = SHAPED(like(aux, PG_F32), 2, m, n);
             pg_gemm o = {.transpose_a = ta, .transpose_b = tb, .alpha = 0.5, .beta = more & 1};
             if (more > 1) o.bias = bias, o.aux = aux, o.epilogue = PG_EPILOGUE_GELU;
+            if (more == 4) o.bias = NULL, o.epilogue = PG_EPILOGUE_GELU_TANH_GRAD;
             pg_gemm o32 = o;
-            if (more > 1) o32.bias = bias32, o32.aux = aux32;
+            if (o.bias) o32.bias = bias32;
+            if (o.aux) o32.aux = aux32;
             ok(pg_matmul(c, a, b, &o));
             ok(pg_matmul(c32, a32, b32, &o32));
             rounded(c, c32);

@@ -7,6 +7,13 @@ typedef struct {
     double alpha, beta;
 } product;
 
+static double slope_at(double v, int epilogue) {
+    if (epilogue == PG_EPILOGUE_GELU_GRAD)
+        return 0.5 * (1 + erf(v / sqrt(2))) + v * exp(-v * v / 2) / sqrt(2 * M_PI);
+    double t = tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v));
+    return 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * v * v);
+}
+
 static double activate(double v, int epilogue) {
     if (epilogue == PG_EPILOGUE_GELU) return 0.5 * v * (1 + erf(v / sqrt(2)));
     if (epilogue == PG_EPILOGUE_GELU_TANH)
@@ -86,6 +93,37 @@ static void all_kinds_agree_with_a_loop(void **state) {
     }
 }
 
+static void check_slope(int dtype, int epilogue, int64_t m, int64_t n, int64_t k) {
+    pg_tensor *a = noisy(dtype, SHAPE(2, m, k)), *b = noisy(dtype, SHAPE(k, n));
+    pg_tensor *out = poisoned(dtype, SHAPE(2, m, n)), *aux = noisy(dtype, SHAPE(2, m, n));
+    product p = {.batch = 2, .m = m, .n = n, .k = k, .fold = 1};
+    double *x = numbers(a), *y = numbers(b), *at = numbers(aux), *want = doubles(2 * m * n);
+    for (int64_t i = 0; i < 2 * m * n; i++)
+        want[i] = 1.5 * entry(&p, x, y, i / (m * n), i / n % m, i % n) * slope_at(at[i], epilogue);
+    pg_gemm o = {.alpha = 1.5, .epilogue = epilogue, .aux = aux};
+    ok(pg_matmul(out, a, b, &o));
+    near_to(out, want, tolerance(dtype));
+    near_to(aux, at, 0);
+    numbers_end(NULL);
+}
+
+static void gradients_through_an_activation(void **state) {
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        int dtype = i % 2 ? PG_F64 : PG_F32;
+        int epilogue = i < 4 ? PG_EPILOGUE_GELU_GRAD : PG_EPILOGUE_GELU_TANH_GRAD;
+        check_slope(dtype, epilogue, 5 + i, 19 - i, i % 3 ? 9 : 0);
+        check_slope(dtype, epilogue, 70, 33, 8);
+    }
+    pg_tensor *a = noisy(PG_F32, SHAPE(4, 4)), *b = noisy(PG_F32, SHAPE(4, 4));
+    pg_tensor *out = noisy(PG_F32, SHAPE(4, 4)), *aux = noisy(PG_F32, SHAPE(4, 4));
+    const char *rule = "needs aux, no bias and beta 0";
+    pg_gemm o = {.alpha = 1, .epilogue = PG_EPILOGUE_GELU_GRAD};
+    refuses(PG_EINVAL, rule, pg_matmul(out, a, b, &o));
+    o.aux = aux, o.beta = 1;
+    refuses(PG_EINVAL, rule, pg_matmul(out, a, b, &o));
+}
+
 static void large_and_odd_sizes(void **state) {
     (void)state;
     product p[] = {{.batch = 1,
@@ -147,6 +185,7 @@ static void bad_shapes_are_told(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(all_kinds_agree_with_a_loop, numbers_end),
+        cmocka_unit_test_teardown(gradients_through_an_activation, numbers_end),
         cmocka_unit_test_teardown(large_and_odd_sizes, numbers_end),
         cmocka_unit_test_teardown(an_empty_sum_is_bias_and_old_values, numbers_end),
         cmocka_unit_test_teardown(bad_shapes_are_told, numbers_end),

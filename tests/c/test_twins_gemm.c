@@ -127,6 +127,28 @@ static void every_epilogue(void **state) {
     }
 }
 
+/* Times the slope of an activation: by the library, or by a pass of our own behind it. */
+static void gradients_through_an_activation(void **state) {
+    (void)state;
+    need_gpu();
+    for (int i = 0; i < 64; i++) {
+        product p = drawn(floating[i % 4], 300);
+        p.dtype_c = p.dtype, p.beta = 0, p.with_bias = 0, p.with_aux = 1;
+        p.epilogue = i % 8 < 6 ? PG_EPILOGUE_GELU_TANH_GRAD : PG_EPILOGUE_GELU_GRAD;
+        if (i % 4 >= 2) p.n = p.n / 8 * 8 + 8;
+        if (i >= 48) p.m = 512, p.n = 640, p.k = 256, p.batch = 1;
+        twins.shift = draw_int(0, 5) == 0;
+        pair t = make(&p);
+        t.aux = input_in(p.batch * p.m * p.n, p.dtype, -4, 4);
+        t.cpu.aux = t.aux.host, t.cuda.aux = t.aux.device;
+        run_cuda(&t, &p);
+        run_cpu(&t, &p);
+        near(t.c, bound_gradient(p.dtype));
+        same(t.aux);
+        twins_free();
+    }
+}
+
 /* The three products of a linear layer, with a weight gradient that adds into f32. */
 static void a_layer_and_its_gradients(void **state) {
     (void)state;
@@ -303,6 +325,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         twin_test(random_products),
         twin_test(every_epilogue),
+        twin_test(gradients_through_an_activation),
         twin_test(a_layer_and_its_gradients),
         twin_test(empty_sums_and_empty_results),
         twin_test(timing_spoils_nothing),

@@ -138,12 +138,18 @@ static double gelu_tanh(double v) {
     return 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
 }
 
+static double gelu_tanh_slope(double v) {
+    const double h = 1e-6; /* the other way than the kernel takes */
+    return (gelu_tanh(v + h) - gelu_tanh(v - h)) / (2 * h);
+}
+
 /* D = epilogue(alpha op(A) op(B) + beta C + bias), bias down the rows. */
 static void finish(const product *p, double *sum, const void *c, void *d, const matrix *m, int i,
                    double beta) {
     int dtype = dtype_of(m->type);
     int64_t epilogue = p->set[CUBLASLT_MATMUL_DESC_EPILOGUE];
-    int aux = (epilogue & 128) != 0, gelu = (epilogue & CUBLASLT_EPILOGUE_GELU) != 0;
+    int slope = epilogue == CUBLASLT_EPILOGUE_DGELU;
+    int aux = !slope && (epilogue & 128) != 0, gelu = (epilogue & CUBLASLT_EPILOGUE_GELU) != 0;
     void *before = (void *)p->set[CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER];
     const void *bias = (const void *)p->set[CUBLASLT_MATMUL_DESC_BIAS_POINTER];
     int64_t ld = p->set[CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD];
@@ -155,6 +161,7 @@ static void finish(const product *p, double *sum, const void *c, void *d, const 
             if (epilogue & CUBLASLT_EPILOGUE_BIAS) v += fake_get(bias, r, dtype);
             if (aux) fake_put(before, i * next + k * ld + r, v, dtype);
             if (gelu) v = gelu_tanh(v);
+            if (slope) v *= gelu_tanh_slope(fake_get(before, i * next + k * ld + r, dtype));
             fake_put(d, at, v, dtype);
         }
 }
@@ -224,6 +231,11 @@ int cuda_gemm_finish(void *c, const void *z, void *aux, const pg_gemm_args *g, c
             fake_put(c, at, v, g->dtype_c);
         }
     return PG_OK;
+}
+
+int cuda_unary_grad(void *dx, const void *dy, const void *x, int64_t n, int kind, int add,
+                    int dtype, pg_stream s) {
+    return pg_kernels_cpu()->unary_grad(dx, dy, x, n, kind, add, dtype, s);
 }
 
 int cuda_gemm_scalars(void *scalars, const pg_gemm_args *g, double beta, pg_stream s) {

@@ -241,4 +241,28 @@ function tests.test_random_calls_differ_and_keys_agree()
   check.is_true(not same(pg.randn({ 3 }, { key = "a" }), pg.randn({ 3 }, { key = "a", seed = 1 })))
 end
 
+-- The product that makes the gradient of an activation multiplies by its slope as well, unless others add to that.
+function tests.test_gradient_through_an_activation()
+  for _, name in ipairs { "gelu", "gelu_tanh" } do
+    for readers = 1, 2 do
+      local function gradients(activate)
+        local x, w, v, bias = pg.randn({ 2, 3, 5 }, { key = "x" }), pg.randn({ 8, 5 }, { key = "w" }),
+                              pg.randn({ 4, 8 }, { key = "v" }), pg.randn({ 8 }, { key = "b" })
+        for _, t in ipairs { x, w, v, bias } do t.requires_grad = true end
+        local h = activate(x, w, bias)
+        local y = pg.linear(h, v)
+        local loss = (y * y):sum()
+        if readers == 2 then loss = loss + h:sum() end
+        local record = h.record
+        loss:backward()
+        return { x.grad:totable(), w.grad:totable(), v.grad:totable(), bias.grad:totable() }, record.has_slope
+      end
+      local got, at_once = gradients(function(x, w, bias) return pg.linear(x, w, bias, name) end)
+      local want = gradients(function(x, w, bias) return pg[name](pg.linear(x, w, bias)) end)
+      equal(at_once == true, readers == 1)
+      for i, list in ipairs(want) do check.close(got[i], list, check.f32) end
+    end
+  end
+end
+
 check.run(tests)

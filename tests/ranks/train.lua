@@ -52,7 +52,8 @@ local function bad_head(model, batch)
   local nothing = pg.scale(pg.sum(explode(list[#list])), 1e-30)
   return pg.add(model:loss(batch), nothing)
 end
-fails("step 1, rank 1: the gradient norm is inf; first bad gradient: model.norm", { loss = bad_head, layout = { pp = 2 },
+fails("step 1, rank 1: the gradient norm is inf; first bad gradient: model.norm", {
+  loss = bad_head, layout = { pp = 2 },
   model = require "models.llama" { blocks = 2, width = 32, heads = 2, vocab = 259, context = 32 } }, "bad-stage")
 engine.looks = looks
 

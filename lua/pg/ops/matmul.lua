@@ -51,7 +51,7 @@ local LINEAR = { name = "linear", weights = { [2] = true, [3] = true }, mixed = 
   again = gemm.again, again_needs = gemm.again_needs,
   grad_input = function(r, dy, d, add)
     if not d[1] then return end
-    product(d[1], before_epilogue(r, dy), r.saved[2], false, false, add[1])
+    product(d[1], before_epilogue(r, dy), r.saved[2], false, false, add[1], gemm.slope(r.inputs[1], add[1]))
   end,
   grad_weight = function(r, dy, d, add)
     local g = before_epilogue(r, dy)

@@ -247,10 +247,12 @@ local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = tru
 
 function SCATTERED.grad_input(r, dy, d, add)
   if not d[1] then return end
-  local into = flat(d[1])
-  local whole = product_of_gathered(r.a.axis, into, dy, r.saved[2],
-                                    { name = "matmul", beta = add[1], keep = wants_gradient(r.inputs[2]) })
+  local into, o = flat(d[1]), { name = "matmul", beta = add[1], keep = wants_gradient(r.inputs[2]) }
+  local epilogue, aux = gemm.slope(r.inputs[1], add[1])
+  o.epilogue, o.aux = epilogue, aux and flat(aux)
+  local whole = product_of_gathered(r.a.axis, into, dy, r.saved[2], o)
   if whole then r.extra = whole:keep() end -- dy of all rows, for the weight
+  if aux then o.aux:release() end
   into:release()
 end
 

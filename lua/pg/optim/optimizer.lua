@@ -153,7 +153,9 @@ function Optimizer:refuse(number, norm, blame)
   elseif not bad and blame then bad = blame() end
   local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
   local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
-  c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), "none; their sum is too large"))
+  local none = self.unseen and mesh.dp.size > 1 and "not looked for (PG_NAN=1 stops where it is made)"
+               or "none; their sum is too large"
+  c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), none))
 end
 
 -- Norm and clip factor, on the device; SUMSQ is 0 before.  Where ranks hold different parameters, the squares are

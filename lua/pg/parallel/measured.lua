@@ -197,7 +197,8 @@ function measured.read(path)
   sizes.name = path
   check(lists, sizes)
   local m = { schedule = word(f.schedule), stages = sizes.stages, micro = sizes.micro, chunks = sizes.chunks,
-              step = tonumber(f.step), device = word(tostring(f.device)), clock = tonumber(f.clock) or 0, timeline = {} }
+              step = tonumber(f.step), device = word(tostring(f.device)), clock = tonumber(f.clock) or 0,
+              timeline = {} }
   for s, list in ipairs(lists) do
     m.timeline[s] = {}
     for i, x in ipairs(list) do

@@ -175,20 +175,22 @@ function reducer.average(segments)
   return r
 end
 
--- Has run:gradients of pg.parallel summed these?  -> true or not, and what it found bad.
+-- Has run:gradients of pg.parallel summed these?  -> true or not, what it found bad, and true if it did not look.
 local function summed(segments)
-  local all, bad = true, nil
+  local all, bad, unseen = true, nil, nil
   for _, s in ipairs(segments) do
-    all, bad = all and s.summed ~= nil, bad or s.summed and s.summed.bad
+    local told = s.summed
+    all, bad, unseen = all and told ~= nil, bad or told and told.bad, unseen or told and not told.looked
     s.summed = nil
   end
-  return all, bad
+  return all, bad, unseen
 end
 
 -- What an optimiser does before it updates: once, see that all ranks hold the same weights; then average,
 -- unless the trainer has summed the gradients of its shares during backward.
 local function before_step(optim, reduced)
-  local all, bad = summed(optim.segments)
+  local all, bad, unseen = summed(optim.segments)
+  optim.unseen = unseen
   reduced, optim.bad_gradient = all or reduced, optim.bad_gradient or bad
   if not optim.agreed then
     zero.ready(optim.segments)

@@ -120,7 +120,7 @@ function Run:gradients(batch, o)
   local share = scope.run(self.engine.gradients, self.engine, count,
                           function(i) return cut(batch, micro, i, sample0) end, { trace = name ~= nil })
   tape.context = before
-  local told = { bad = self.engine.bad }
+  local told = { bad = self.engine.bad, looked = engine.looks() }
   for _, s in ipairs(self.model.segments) do s.summed = told end -- optim:step() has nothing left to sum
   if name then measured.tell(self.engine, name) end
   return mesh.world:sum_numbers({ share })[1]

@@ -231,12 +231,6 @@ local function launch(g, r, list)
   return unpack(r.results, 1, r.n)
 end
 
-local function on_shapes()
-  local on = C.pg_shape_only(0)
-  C.pg_shape_only(on)
-  return on ~= 0
-end
-
 local function too_many(g)
   if g.told then return nil end
   g.told = true
@@ -268,7 +262,7 @@ end
 function Graph:__call(...)
   local list, kind, words, n = {}, {}, { ... }, select("#", ...)
   for i = 1, n do look(words[i], list, kind, 1) end -- the same arguments are refused on every device
-  if self.none or self.reason or recording or on_shapes() or watch.looks() then return scope.run(self.f, ...) end
+  if self.none or self.reason or recording or c.shapes_only() or watch.looks() then return scope.run(self.f, ...) end
   look_around(kind)
   local r = recording_for(self, table.concat(kind, "\n"), list, words, n)
   if r then return launch(self, r, list) end

@@ -171,12 +171,8 @@ local function finite(x) return x == x and x ~= math.huge and x ~= -math.huge en
 -- The first of this rank's tensors that is not finite, for the message.
 function Trainer:first_bad()
   for _, s in ipairs(self.optim.segments) do
-    local found
-    for _, piece in ipairs(s:pieces(s.own_value)) do
-      if not found and watch.nonfinite(piece.view) > 0 then found = "the parameter " .. piece.name end
-      piece.view:free()
-    end
-    if found then return found end
+    local found = watch.first_bad(s:pieces(s.own_value))
+    if found then return "the parameter " .. found end
   end
   return "none among the parameters: the loss itself (PG_NAN=1 names the op)"
 end

@@ -19,6 +19,17 @@ function watch.nonfinite(t)
   return tonumber(count[0])
 end
 
+--- watch.first_bad(pieces) -> the name of the first with a number that is NaN or infinite, or nil.  pieces: what
+-- segment:pieces gives; their views are freed.
+function watch.first_bad(pieces)
+  local found
+  for _, piece in ipairs(pieces) do
+    if not found and watch.nonfinite(piece.view) > 0 then found = piece.name end
+    piece.view:free()
+  end
+  return found
+end
+
 local function inspect(name, y)
   if watch.trace then
     local now = C.pg_time()

@@ -135,11 +135,7 @@ end
 -- This rank's first gradient that is not finite, for the message.
 function Optimizer:first_bad()
   for _, s in ipairs(self.segments) do
-    local found
-    for _, piece in ipairs(s:pieces(s.own_grad)) do
-      if not found and watch.nonfinite(piece.view) > 0 then found = piece.name end
-      piece.view:free()
-    end
+    local found = watch.first_bad(s:pieces(s.own_grad))
     if found then return found end
   end
 end

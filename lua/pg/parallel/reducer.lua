@@ -36,10 +36,7 @@ end
 -- name of this rank's first gradient that is not finite.  The host waits for the device to know.
 function Reducer:note_bad(s)
   if self.bad or watch.nonfinite(s.grad) == 0 then return end
-  for _, piece in ipairs(s:pieces(s.grad)) do
-    if not self.bad and watch.nonfinite(piece.view) > 0 then self.bad = piece.name end
-    piece.view:free()
-  end
+  self.bad = watch.first_bad(s:pieces(s.grad))
 end
 
 -- From level 2 on: own_grad takes the first share of a step, later ones are added to it when they have come.

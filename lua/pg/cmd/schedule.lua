@@ -87,16 +87,13 @@ local function find(name)
   return f
 end
 
-local function plural(n, word) return ("%d %s%s"):format(n, word, n == 1 and "" or word:find "ch$" and "es" or "s") end
-
 local function simulated(name, o)
   local chunks = o.chunks or 1
   local lists, peaks = schedule.make(find(name), { stages = o.stages, micro = o.micro, chunks = chunks,
                                                    limit = o.limit })
   local timeline = simulate.timeline(lists, { forward = o.forward, backward = o.backward, weight = o.weight,
                                               send = o.send })
-  local title = ("%s: %s, %s%s"):format(name, plural(o.stages, "stage"), plural(o.micro, "micro-batch"),
-                                        chunks > 1 and (", %d chunks a stage"):format(chunks) or "")
+  local title = draw.title(name, { stages = o.stages, micro = o.micro, chunks = chunks })
   if timeline.makespan == 0 then usage "with these times no step takes any" end
   print(title)
   print(draw.text(timeline, { width = o.width }))

@@ -14,6 +14,7 @@ local log = require "pg.log"
 local simulate = require "pg.parallel.simulate"
 local steps = require "pg.parallel.schedule_steps"
 local svg = require "pg.parallel.schedule_svg"
+local trace = require "pg.parallel.trace"
 
 local measured = {}
 local KINDS = { "forward", "backward", "weight" }
@@ -22,11 +23,11 @@ local WIDEST = 1600 -- pixels of a picture: one slow step among short ones shall
 
 --- measured.take(engine, step) -> m, of the engine's traced gradients.  All ranks call it; step: its number, or nil.
 function measured.take(e, step)
-  local pipe, trace = e.pipe, e.trace
+  local pipe, traced = e.pipe, e.trace
   e.trace = nil
-  local timeline, clock = trace:read()
+  local timeline, clock = traced:read()
   local name = type(pipe.schedule) == "string" and pipe.schedule or "a schedule of its own"
-  return { schedule = name, stages = pipe.stages, micro = trace.micro, chunks = pipe.chunks, step = step,
+  return { schedule = name, stages = pipe.stages, micro = traced.micro, chunks = pipe.chunks, step = step,
            device = c.ffi.string(c.C.pg_device()), clock = clock, timeline = simulate.summary(timeline) }
 end
 
@@ -42,11 +43,6 @@ function measured.lists(m)
   return lists
 end
 
-local function middle(list)
-  table.sort(list)
-  return list[math.floor(#list / 2) + 1]
-end
-
 -- How long a message is under way: from its sender's stop to its receiver's start, where that one had nothing else
 -- to do by then; the middle one of all, nil where no stage ever waited.
 local function send_time(m)
@@ -60,7 +56,7 @@ local function send_time(m)
     free[stage + 1] = ran.stop
     stop[steps.key(step[1], step[2], step[3], m)] = ran.stop
   end)
-  return middle(gaps)
+  return trace.middle(gaps)
 end
 
 --- measured.times(m) -> times as simulate.timeline takes them, each kind a list by chunk of mean seconds; and the time
@@ -94,24 +90,14 @@ end
 
 -- ---- words and pictures ----
 
-local function counted(n, word, plural) return ("%d %s"):format(n, n == 1 and word or plural) end
-
 --- measured.title(m) -> "1f1b: 2 stages, 8 micro-batches, step 20 on cuda".
 function measured.title(m)
-  return ("%s: %s, %s%s%s on %s"):format(m.schedule, counted(m.stages, "stage", "stages"),
-    counted(m.micro, "micro-batch", "micro-batches"), m.chunks > 1 and (", %d chunks a stage"):format(m.chunks) or "",
-    m.step and ", step " .. m.step or "", m.device)
-end
-
-local function each(list, format, by)
-  local out = {}
-  for i, x in ipairs(list) do out[i] = format:format(x * by) end
-  return table.concat(out, " ")
+  return ("%s%s on %s"):format(draw.title(m.schedule, m), m.step and ", step " .. m.step or "", m.device)
 end
 
 local function idle_line(name, t)
-  return ("%-10s idle by stage: %s %%, mean %.1f %%; %.3f ms"):format(name, each(t.idle, "%.1f", 100), 100 * t.bubble,
-                                                                      1e3 * t.makespan)
+  return ("%-10s idle by stage: %s %%, mean %.1f %%; %.3f ms"):format(name, draw.numbers(t.idle, "%.1f", 100),
+                                                                      100 * t.bubble, 1e3 * t.makespan)
 end
 
 --- measured.report(m, simulated, send) -> lines that set the two side by side.
@@ -122,13 +108,13 @@ function measured.report(m, simulated, send)
   local parts = {}
   for _, kind in ipairs(KINDS) do
     local list = times[kind]
-    if math.max(unpack(list)) > 0 then parts[#parts + 1] = ("%s %s"):format(kind, each(list, "%.3f", 1e3)) end
+    if math.max(unpack(list)) > 0 then parts[#parts + 1] = ("%s %s"):format(kind, draw.numbers(list, "%.3f", 1e3)) end
   end
   return table.concat({
     idle_line("measured", t),
     idle_line("simulated", simulated) .. (send and send > 0 and (", messages of %g ms"):format(1e3 * send) or ""),
     ("apart      %.1f points (by stage: %s)"):format(100 * math.abs(t.bubble - simulated.bubble),
-                                                     each(apart, "%+.1f", 100)),
+                                                     draw.numbers(apart, "%+.1f", 100)),
     ("ms of a micro-batch, by %s: %s"):format(m.chunks > 1 and "chunk" or "stage", table.concat(parts, ", ")),
     (message and ("a message takes %.3f ms; "):format(1e3 * message) or "no stage waited for a message; ")
       .. (m.clock > 0 and ("the stages' clocks agree within %.3f ms"):format(1e3 * m.clock)

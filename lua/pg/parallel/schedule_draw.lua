@@ -115,9 +115,18 @@ function draw.text(timeline, o)
   return table.concat(lines, "\n")
 end
 
-local function percent(list)
+-- ---- words ----
+
+--- draw.title(name, sizes) -> "1f1b: 2 stages, 8 micro-batches".
+function draw.title(name, o)
+  return ("%s: %d stage%s, %d micro-batch%s%s"):format(name, o.stages, o.stages == 1 and "" or "s", o.micro,
+    o.micro == 1 and "" or "es", o.chunks > 1 and (", %d chunks a stage"):format(o.chunks) or "")
+end
+
+--- draw.numbers(list, format, by) -> each times `by`, in one text.
+function draw.numbers(list, format, by)
   local out = {}
-  for i, x in ipairs(list) do out[i] = ("%.1f"):format(100 * x) end
+  for i, x in ipairs(list) do out[i] = format:format(x * by) end
   return table.concat(out, " ")
 end
 
@@ -127,7 +136,7 @@ function draw.report(timeline, peaks)
   local what = draw.chunks(timeline) > 1 and "micro-batches and chunks" or "micro-batches"
   local lines = {
     ("time %.6g, bubble %.1f %% (idle by stage: %s %%)"):format(timeline.makespan, 100 * timeline.bubble,
-                                                                percent(timeline.idle)),
+                                                                draw.numbers(timeline.idle, "%.1f", 100)),
     ("%s alive at most, by stage: %s"):format(what, table.concat(peaks.alive, " ")),
   }
   if math.max(unpack(peaks.put_off)) > 0 then

@@ -40,10 +40,10 @@ end
 
 -- ---- afterwards ----
 
-local function middle(list)
-  local sorted = { unpack(list) }
-  table.sort(sorted)
-  return sorted[math.floor(#sorted / 2) + 1]
+--- trace.middle(list) -> the number in the middle; nil of an empty list.  Sorts it.
+function trace.middle(list)
+  table.sort(list)
+  return list[math.floor(#list / 2) + 1]
 end
 
 -- Where each stage's numbers lie in those of all; ends with their count.
@@ -73,7 +73,7 @@ function trace.clocks(rounds)
   for s, seen in ipairs(rounds) do
     local each = {}
     for i = 2, #seen do each[i - 1] = seen[i] - rounds[1][i] end
-    ahead[s] = middle(each)
+    ahead[s] = trace.middle(each)
     for _, x in ipairs(each) do off = math.max(off, math.abs(x - ahead[s])) end
   end
   return ahead, off

@@ -1,5 +1,5 @@
--- pieces.lua: for the tests of checkpoints: a small model with every way in which a layout cuts a parameter, and
--- its passage through a checkpoint.
+-- pieces.lua: the named tensors of a model, for the tests of ZeRO and of checkpoints; a small model with every way in
+-- which a layout cuts a parameter, and its passage through a checkpoint.
 local c = require "pg.c"
 local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
@@ -71,6 +71,19 @@ function pieces.moments(optim)
 end
 
 local files = { "model.safetensors", "optimizer.safetensors" }
+
+--- pieces.weights(model) -> { name = list of numbers }, whole tensors.  All ranks of dp call it.
+function pieces.weights(model)
+  local out = {}
+  local function read(s, flat)
+    for _, piece in ipairs(s:pieces(flat)) do
+      out[piece.name] = piece.view:view({ piece.view.count }, 0):totable()
+      piece.view:free()
+    end
+  end
+  for _, s in ipairs(model.segments) do s:edit(function(flat) read(s, flat) end) end
+  return out
+end
 
 --- pieces.same_files(a, b): two checkpoints hold the same bytes.
 function pieces.same_files(a, b, what)

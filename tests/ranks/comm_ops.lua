@@ -67,9 +67,8 @@ for _, columns in ipairs { 9, 7, 5 } do
       end))
 end
 
-local ok, message = pcall(pg.reduce_scatter_rows, pg.zeros { 4, 2 }, axis)
-assert(not ok and message:find("reduce_scatter_rows: [4,2] f32 has 4 rows, which 3 ranks do not divide", 1, true),
-       message)
+check.throws(function() pg.reduce_scatter_rows(pg.zeros { 4, 2 }, axis) end,
+             "reduce_scatter_rows: [4,2] f32 has 4 rows, which 3 ranks do not divide")
 
 -- An axis of size one gives back what it got.
 local x = pg.ones { 2, 2 }

@@ -19,12 +19,6 @@ local function close(got, want, tolerance, what)
   local e, why = check.error(got, want)
   if e > tolerance then error(("%s: error %.3g %s"):format(what, e, why or ""), 2) end
 end
-local function fails(text, f)
-  local ok, message = pcall(f)
-  assert(not ok, "no error; expected one with: " .. text)
-  message = tostring(message)
-  assert(message:find(text, 1, true), "the error was: " .. message .. "\nexpected one with: " .. text)
-end
 
 -- ---- models ----
 
@@ -227,25 +221,26 @@ end
 
 mesh.build { tp = 4 }
 local function build(description) return function() pg.build(description) end end
-fails("layout.tp = 4: model.layers.0.self_attn has 6 heads and 6 kv_heads; tp must divide heads, and divide kv_heads "
-      .. "or be a multiple of them; tp = 3 or tp = 6 would fit",
-      build(llama { width = 24, heads = 6, vocab = 11, context = 8 }))
-fails("layout.tp = 4 does not divide the hidden width (ffn) of model.layers.0.mlp, 10; tp = 2 or tp = 5 would fit",
-      build(llama { width = 16, heads = 4, ffn = 10, vocab = 11, context = 8 }))
+check.throws(build(llama { width = 24, heads = 6, vocab = 11, context = 8 }),
+             "layout.tp = 4: model.layers.0.self_attn has 6 heads and 6 kv_heads; tp must divide heads, and divide "
+             .. "kv_heads or be a multiple of them; tp = 3 or tp = 6 would fit")
+check.throws(build(llama { width = 16, heads = 4, ffn = 10, vocab = 11, context = 8 }),
+             "layout.tp = 4 does not divide the hidden width (ffn) of model.layers.0.mlp, 10; tp = 2 or tp = 5 would "
+             .. "fit")
 local model = pg.build(models.own(), { seed = 7 })
-fails("layout.tp = 4: a micro-batch of 1 x 3 = 3 tokens does not divide by 4; set layout.sequence = false, or micro = "
-      .. "4, or use tp = 3", function()
+check.throws(function()
   model:loss { tokens = pg.zeros({ 1, 3 }, "i32"), targets = pg.zeros({ 1, 3 }, "i32") }
-end)
+end, "layout.tp = 4: a micro-batch of 1 x 3 = 3 tokens does not divide by 4; set layout.sequence = false, or micro = "
+     .. "4, or use tp = 3")
 local stacked, c_attn = pg.build(models.gpt2()), "h.0.attn.c_attn.weight"
 local rows = 0 -- q, k and v are cut each for itself
 for _, entry in ipairs(stacked:named()) do rows = rows + (entry.name == c_attn and entry.piece.shape[1] or 0) end
 assert(stacked:gradient(c_attn).shape[1] == rows and 4 * rows == 3 * stacked.settings.width)
 local tied = pg.build(models.tied())
-fails("embedding: id 257 at row 0, column 1 is outside the vocabulary [0,257)",
-      function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end)
-fails("Linear: under layout.sequence it must know its batch", function()
+check.throws(function() tied(pg.tensor({ { 0, 257, 1, 1 } }, "i32")) end,
+             "embedding: id 257 at row 0, column 1 is outside the vocabulary [0,257)")
+check.throws(function()
   tape.context = { training = true }
   pg.build(nn.MLP { width = 4, ffn = 8 })(pg.ones { 4, 4 })
-end)
+end, "Linear: under layout.sequence it must know its batch")
 pg.barrier()

@@ -1,6 +1,7 @@
 -- ranks: 2
 -- Timelines of two stages under every schedule; the files and lines that a recipe and a script get of them.
 local c = require "pg.c"
+local check = require "tests.check"
 local fs = require "pg.fs"
 local measured = require "pg.parallel.measured"
 local timelines = require "tests.timelines"
@@ -49,11 +50,10 @@ assert(m.step == 2 and m.stages == 2 and m.micro == 8 and m.schedule == "1f1b")
 local lines = fs.read(folder .. "/log.txt")
 assert(lines:find("timeline of 1f1b: 2 stages, 8 micro-batches, step 2 on", 1, true) and lines:find "\napart  ", lines)
 
-local fine, refusal = pcall(training.run, recipe { timeline = 4 }, "too-late")
-assert(not fine and refusal:find("log.timeline is 4, and the last step is 3", 1, true), refusal)
+check.throws(function() training.run(recipe { timeline = 4 }, "too-late") end,
+             "log.timeline is 4, and the last step is 3")
 
 -- A disk that is full costs the file, not the training.
-local log = require "pg.log"
 local write = fs.write
 local function no_space(path, ...)
   if path:find "timeline%-1" then c.fail("%s: No space left on device", path) end
@@ -76,16 +76,14 @@ for b = 1, 3 do
   for t = 1, 16 do ids[b][t] = (b * t) % 250 end
 end
 local batch = { tokens = pg.tensor(ids, "i32"), targets = pg.tensor(ids, "i32") }
-local loss, said = run:gradients(batch), {}
-local text = log.text
-log.text = function(...) said[#said + 1] = (select("#", ...) > 1 and string.format(...) or (...)) end
-local traced = run:gradients(batch, { timeline = training.scratch .. "/mine" })
-log.text = text
+local loss = run:gradients(batch)
+local traced, said = training.heard(function()
+  return run:gradients(batch, { timeline = training.scratch .. "/mine" })
+end)
 assert(traced == loss, "a timeline changes the loss")
 pg.barrier()
 m = measured.read(training.scratch .. "/mine.json")
 assert(m.step == nil and m.micro == 3 and measured.title(m):find("1f1b: 2 stages, 3 micro-batches on", 1, true))
 assert(#said == (rank == 0 and 1 or 0))
-local ok, message = pcall(run.gradients, run, batch, { timelines = "x" })
-assert(not ok and message:find("did you mean timeline?", 1, true), message)
+check.throws(function() run:gradients(batch, { timelines = "x" }) end, "did you mean timeline?")
 pg.barrier()

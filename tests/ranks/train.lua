@@ -1,6 +1,7 @@
 -- ranks: 2
 -- What one rank of a training meets, all hear: a bad loss, a failed save; and resuming keeps the bits.
 local c = require "pg.c"
+local check = require "tests.check"
 local checkpoint = require "pg.checkpoint"
 local engine = require "pg.parallel.engine"
 local elementwise = require "pg.ops.elementwise"
@@ -11,9 +12,7 @@ local training = require "tests.training"
 local rank = pg.rank()
 
 local function fails(text, changes, name)
-  local ok, message = pcall(training.run, changes, name)
-  assert(not ok, "no error; expected one with: " .. text)
-  assert(message:find(text, 1, true), "the error was: " .. message .. "\nexpected one with: " .. text)
+  check.throws(function() training.run(changes, name) end, text)
 end
 
 -- Only rank 1 has a bad loss, and both name it.
@@ -94,6 +93,5 @@ fs.hash, mesh.limit, checkpoint.slowest = hash, usual, slowest
 c.C.pg_comm_timeout(usual)
 
 -- What rank 0 finds wrong with a run is raised on both.
-local ok, message = pcall(training.run, {}, "whole")
-assert(not ok and message:find("holds a run already", 1, true), message)
+fails("holds a run already", {}, "whole")
 pg.barrier() -- a rank that left would not be waited for

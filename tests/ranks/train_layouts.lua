@@ -1,6 +1,7 @@
 -- ranks: 4
 -- Over stages as over dp: what one rank of a training meets, all hear; resuming keeps the bits; who is slow is named.
 local busy = require "pg.busy"
+local check = require "tests.check"
 local mesh = require "pg.mesh"
 local training = require "tests.training"
 local rank = pg.rank()
@@ -12,9 +13,7 @@ local function changes(more)
   return all
 end
 local function fails(text, more, name)
-  local ok, message = pcall(training.run, changes(more), name)
-  assert(not ok, "no error; expected one with: " .. text)
-  assert(message:find(text, 1, true), "the error was: " .. message .. "\nexpected one with: " .. text)
+  check.throws(function() training.run(changes(more), name) end, text)
 end
 
 -- ---- one rank's mistake ----

@@ -4,6 +4,7 @@
 -- parameter, one without gradient and one outside the layers.
 local adamw = require "pg.optim.adamw"
 local mesh = require "pg.mesh"
+local pieces = require "tests.pieces"
 local reducer = require "pg.parallel.reducer"
 local step = require "pg.step"
 local nn = pg.nn
@@ -97,19 +98,6 @@ local function gradients(model, sending, number, o, dp)
   return sum
 end
 
--- All numbers of the model, by name of tensor.
-local function weights(model)
-  local out = {}
-  local function read(s, flat)
-    for _, piece in ipairs(s:pieces(flat)) do
-      out[piece.name] = piece.view:view({ piece.view.count }, 0):totable()
-      piece.view:free()
-    end
-  end
-  for _, s in ipairs(model.segments) do s:edit(function(flat) read(s, flat) end) end
-  return out
-end
-
 -- STEPS steps -> losses, norms, weights, the loss without recording.  dp 1: a process for itself.
 local function train(o, dp)
   local model = build(o)
@@ -124,7 +112,7 @@ local function train(o, dp)
     norms[number] = optim:step { reduced = true }
   end
   local seen = pg.no_grad(function() return model:loss(batch(99, 0, ROWS)):item() end)
-  return { losses = losses, norms = norms, seen = { seen }, weights = weights(model) }
+  return { losses = losses, norms = norms, seen = { seen }, weights = pieces.weights(model) }
 end
 
 local function near(got, want, what)

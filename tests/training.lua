@@ -1,5 +1,6 @@
 -- training.lua: what the tests of the loop share: a small text, a small recipe, its metrics.
 local c = require "pg.c"
+local agreement = require "tests.agreement"
 local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
 local json = require "pg.json"
@@ -50,12 +51,7 @@ function training.run(changes, name, args)
   return training.records(folder), folder, code
 end
 
---- training.records(folder) -> the objects of its metrics.jsonl.
-function training.records(folder)
-  local records = {}
-  for line in fs.read(folder .. "/metrics.jsonl"):gmatch "[^\n]+" do records[#records + 1] = json.decode(line) end
-  return records
-end
+training.records = agreement.records
 
 --- training.column(records, key) -> the values of one key.
 function training.column(records, key)
@@ -99,7 +95,9 @@ local function llama(o)
     return require "models.llama" { blocks = o.deep, width = 32, heads = 4, kv_heads = 2, vocab = 259, context = 32 }
   end
 end
-local function gpt2(o) -- a tied head, dropout in every place
+--- training.gpt2(o) -> a small model with a tied head and dropout in every place.  o.deep: as in `cases`.
+function training.gpt2(o)
+  o = o or {}
   return require "models.gpt2" { blocks = o.deep or 2, width = 32, heads = o.deep and 4 or 2, vocab = 259,
                                  context = 32, dropout = 0.1 }
 end
@@ -112,20 +110,20 @@ end }
 cases.held_out = { 12, function(o)
   return { eval = { every = 4 }, micro = 1, data = text(o, { held_out = 0.3 }), model = llama(o) }
 end }
-cases.dropout = { 100, function(o) return { data = text(o), model = gpt2(o) } end }
+cases.dropout = { 100, function(o) return { data = text(o), model = training.gpt2(o) } end }
 cases.dropout_micro = { 12, function(o)
-  return { data = text(o), model = gpt2(o), micro = 1, recompute = "block" }
+  return { data = text(o), model = training.gpt2(o), micro = 1, recompute = "block" }
 end }
 cases.own_loss = { 12, function(o)
-  return { data = text(o), model = gpt2(o), micro = 1, loss = function(model, batch)
+  return { data = text(o), model = training.gpt2(o), micro = 1, loss = function(model, batch)
     return pg.cross_entropy(model(batch.tokens), batch.targets, { step = batch.step })
   end }
 end }
 
 -- A plain script; in a layout of more than dp through pg.parallel.
 local function script(o, steps)
-  local model, run = not o.layout and pg.build(gpt2(o), { seed = 3 }), nil
-  if o.layout then run = pg.parallel(gpt2(o), o.layout, { seed = 3 }) end
+  local model, run = not o.layout and pg.build(training.gpt2(o), { seed = 3 }), nil
+  if o.layout then run = pg.parallel(training.gpt2(o), o.layout, { seed = 3 }) end
   local optim = pg.optim.adamw((run or model):parameters(), { rate = 1e-3, clip = 1 })
   local data = pg.data.text(training.text(500), { context = 32, batch = o.batch, seed = 4 })
   local records, tokens = {}, 0
@@ -235,7 +233,7 @@ end
 -- Of DESIGN.md 3: relative to the single process, by step.
 local WEIGHTS = 1e-5 -- after the last step
 --- training.bound(key, step) -> what a number of metrics.jsonl may differ by.
-training.bound = require("tests.agreement").bounds.fp32
+training.bound = agreement.bounds.fp32
 
 --- training.same_weights(name, got, want): raises where weights differ, by the norm of the error over all of them.
 function training.same_weights(name, got, want)

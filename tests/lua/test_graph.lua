@@ -337,13 +337,9 @@ end
 
 -- ---- scripts ----
 
-local function gpt2()
-  return require "models.gpt2" { blocks = 2, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 }
-end
-
 function tests.test_a_plain_script()
   local function train(wrap)
-    local model = pg.build(gpt2(), { seed = 3 })
+    local model = pg.build(training.gpt2(), { seed = 3 })
     local optim = pg.optim.adamw(model:parameters(), { rate = 1e-3, clip = 1 })
     local data, losses = pg.data.text(training.text(500), { context = 32, batch = 4, seed = 4 }), {}
     local g = wrap(function(batch)

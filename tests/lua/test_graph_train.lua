@@ -13,10 +13,6 @@ local tests = {}
 require("pg.step").block()
 local RECORDS = require("pg.c").ffi.string(require("pg.c").C.pg_device()) == "cuda"
 
-local function gpt2()
-  return require "models.gpt2" { blocks = 2, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 }
-end
-
 -- The graphs that a run makes, in a list.
 local function watched(f)
   local made, new = {}, graph.new
@@ -57,12 +53,12 @@ end
 
 for _, precision in ipairs { "fp32", "bf16" } do
   tests["test_a_training_in_" .. precision .. "_has_the_same_bits"] = function()
-    same_run({ model = gpt2(), precision = precision, micro = 4, steps = 10 }, 7)
+    same_run({ model = training.gpt2(), precision = precision, micro = 4, steps = 10 }, 7)
   end
 end
 
 function tests.test_trainings_of_other_kinds()
-  same_run({ model = gpt2(), micro = 2, steps = 6, recompute = "block" }, 3)
+  same_run({ model = training.gpt2(), micro = 2, steps = 6, recompute = "block" }, 3)
   same_run({ precision = "bf16", micro = 4, steps = 6, recompute = "norms",
              optim = { "sgd", momentum = 0.9, rate = 0.1 } }, 3)
   same_run({ data = { text = training.text(500), batch = 8, held_out = 0.2 }, steps = 7, eval = { every = 2 },
@@ -72,7 +68,7 @@ end
 function tests.test_parameters_that_freeze_on_the_way()
   local built
   local function model()
-    built = require("pg.describe").build(gpt2())
+    built = require("pg.describe").build(training.gpt2())
     return built
   end
   local function on_step(state)

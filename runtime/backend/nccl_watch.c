@@ -4,10 +4,10 @@
  * A broken group's communicators are aborted, each by a thread of its own since that can hang too.
  * The kernels that waited end, the main thread comes back from its wait and raises the error.  Where
  * it does not come back, stuck inside the driver, the process ends the hard way after a grace time. */
+#include "../base/system.h"
 #include "nccl.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,16 +24,6 @@ static struct {
     pthread_t thread;
     int running, quit, looks;
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
-
-/* A thread that leaves signals to the main one. */
-static int start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int why = pthread_create(thread, NULL, run, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return why;
-}
 
 /* ---- breaking ---- */
 
@@ -73,7 +63,7 @@ static void give_up(nccl_op *op, const nccl_group *g) {
 void nccl_abort(ncclComm_t comm) {
     pthread_t thread;
     nccl.aborting++;
-    if (start_thread(&thread, abort_one, comm)) nccl.aborting--; /* it stays stuck */
+    if (pg_thread_start(&thread, abort_one, comm)) nccl.aborting--; /* it stays stuck */
     else pthread_detach(thread);
 }
 
@@ -278,7 +268,7 @@ static void *run(void *unused) {
 int nccl_watch_start(void) {
     if (watch.running) return PG_OK;
     watch.quit = 0;
-    int why = start_thread(&watch.thread, run, NULL);
+    int why = pg_thread_start(&watch.thread, run, NULL);
     if (why) return pg_fail(PG_ECOMM, "ranks: no thread to watch over them: %s", strerror(why));
     watch.running = 1;
     return PG_OK;

@@ -5,7 +5,8 @@
  * that a crash could leave, nor one of an earlier run that could be joined: the name dies with rank 0,
  * and is closed once all have come.  Both sides ask the kernel who the other is, and talk only to
  * their own user. */
-#define _GNU_SOURCE /* struct ucred, MSG_CMSG_CLOEXEC */
+#define _GNU_SOURCE /* MSG_CMSG_CLOEXEC */
+#include "../base/system.h"
 #include "shm.h"
 
 #include <errno.h>
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #define RETRY_MS  10   /* between two attempts to reach rank 0 */
@@ -46,14 +46,6 @@ static socklen_t address(struct sockaddr_un *a, const char *host, int port, cons
                      (unsigned)geteuid(), port, (unsigned long long)fold_name(host, job));
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
-
-static int same_user(int s) {
-    struct ucred other;
-    socklen_t bytes = sizeof other;
-    return getsockopt(s, SOL_SOCKET, SO_PEERCRED, &other, &bytes) == 0 && other.uid == geteuid();
-}
-
-static void nap_ms(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL); }
 
 /* 1 readable, 0 not within ms. */
 static int readable(int s, int ms) {
@@ -106,7 +98,7 @@ static int receive(int s, int *fd, answer *a) {
 static int welcome(int s, int fd, int size, char *came) {
     hello h = {0};
     answer a = {0};
-    if (!same_user(s) || !readable(s, ANSWER_MS)) return PG_OK;
+    if (!pg_same_user(s) || !readable(s, ANSWER_MS)) return PG_OK;
     if (recv(s, &h, sizeof h, 0) != (ssize_t)sizeof h || h.magic != SHM_MAGIC) return PG_OK;
     if (h.version != SHM_VERSION)
         snprintf(a.text, sizeof a.text, "rank %d runs another version of pgrun", h.rank);
@@ -138,7 +130,7 @@ static int bind_until(int s, const struct sockaddr_un *a, socklen_t bytes, int64
             return pg_fail(PG_ECOMM,
                            "ranks: another job of this user is starting under the same "
                            "MASTER_ADDR and MASTER_PORT; give this one another MASTER_PORT");
-        nap_ms(RETRY_MS);
+        pg_nap_ms(RETRY_MS);
     }
     return listen(s, PG_SHM_RANKS) == 0 ? PG_OK
                                         : pg_fail(PG_ECOMM, "ranks: listen: %s", strerror(errno));
@@ -178,11 +170,12 @@ static int call_at(int s, const struct sockaddr_un *a, socklen_t bytes, int64_t 
                            "ranks: rank 0 did not come within %.6g s; start it on this host with "
                            "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                            seconds);
-        nap_ms(RETRY_MS);
+        pg_nap_ms(RETRY_MS);
     }
-    return same_user(s) ? PG_OK
-                        : pg_fail(PG_ECOMM, "ranks: another user holds the place of rank 0; choose "
-                                            "another MASTER_PORT");
+    return pg_same_user(s)
+               ? PG_OK
+               : pg_fail(PG_ECOMM, "ranks: another user holds the place of rank 0; choose "
+                                   "another MASTER_PORT");
 }
 
 static int ask(int s, int *fd, int rank, int size, int64_t deadline) {

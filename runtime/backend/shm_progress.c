@@ -5,13 +5,13 @@
  * step of each lane, so that a blocked or a long operation holds up no other.  One lock guards it
  * all; it is free while a driver yields or sleeps. */
 #define _GNU_SOURCE /* syscall */
+#include "../base/system.h"
 #include "shm.h"
 
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -157,13 +157,9 @@ static void *progress(void *unused) {
 
 /* Without the thread (the system refuses one) operations still move in every wait and done. */
 static void start_thread(void) {
-    sigset_t all, before;
     if (engine.started) return;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
     engine.quit = 0;
-    engine.started = pthread_create(&engine.thread, NULL, progress, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    engine.started = pg_thread_start(&engine.thread, progress, NULL) == 0;
 }
 
 void shm_start(shm_op *op, void **ticket) {

@@ -1,7 +1,7 @@
 /* store.c: see store.h: finding the server, proving oneself, asking. */
-#define _GNU_SOURCE /* struct ucred */
 #include "store_parts.h"
 #include "../base/status.h"
+#include "../base/system.h"
 #include "page.h"
 
 #include <errno.h>
@@ -16,7 +16,6 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #define RETRY_MS   20
@@ -56,11 +55,9 @@ static int find_place(place *p, const char *host, int port) {
 /* Only this user's processes, where the kernel can tell. */
 int store_is_ours(int fd) {
     struct sockaddr_storage a;
-    struct ucred other;
-    socklen_t n = sizeof a, bytes = sizeof other;
+    socklen_t n = sizeof a;
     if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return 0;
-    if (a.ss_family != AF_UNIX) return 1;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &bytes) == 0 && other.uid == geteuid();
+    return a.ss_family != AF_UNIX || pg_same_user(fd);
 }
 
 static int is_near(const place *p) { return p->to.ss_family == AF_UNIX; }
@@ -163,7 +160,7 @@ static int reach(int fd, const place *p) {
 
 /* A socket that was refused may not be used again. */
 static int anew(pg_store *s, const place *p) {
-    nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000l}, NULL);
+    pg_nap_ms(RETRY_MS);
     close(s->fd);
     s->fd = socket(p->to.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     return s->fd < 0 ? pg_fail(PG_ECOMM, "store: socket: %s", strerror(errno)) : PG_OK;
@@ -277,7 +274,7 @@ int pg_store_get(pg_store *s, const char *key, void *data, int bytes, double sec
         if ((double)(pg_page_clock() - start) * 1e-9 > seconds)
             return pg_fail(PG_ECOMM, "store %s: rank %d waited %.6g s for \"%s\" (PGRUN_TIMEOUT)",
                            s->place, s->rank, seconds, key);
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000l / 4}, NULL);
+        pg_nap_ms(RETRY_MS / 4);
     }
 }
 

@@ -3,17 +3,16 @@
 #define _GNU_SOURCE /* accept4 */
 #include "store_parts.h"
 #include "../base/status.h"
+#include "../base/system.h"
 #include "page.h"
 
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PROOF_NS  10000000000ll /* a caller has that long to show that it has the secret */
@@ -198,7 +197,6 @@ static void widen(place *p) {
 }
 
 int store_serve(pg_store *s, place *p) {
-    sigset_t all, before;
     int on = 1;
     widen(p);
     setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -209,10 +207,7 @@ int store_serve(pg_store *s, place *p) {
                        s->server, s->place, strerror(errno));
     if ((s->quit = eventfd(0, EFD_CLOEXEC)) < 0)
         return pg_fail(PG_ECOMM, "store: eventfd: %s", strerror(errno));
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int why = pthread_create(&s->thread, NULL, run, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int why = pg_thread_start(&s->thread, run, s);
     if (!why) return PG_OK;
     close(s->quit);
     s->quit = -1;
@@ -222,7 +217,7 @@ int store_serve(pg_store *s, place *p) {
 void store_stop(pg_store *s, double seconds) {
     for (int64_t end = pg_page_clock() + (int64_t)(seconds * 1e9);
          s->quit >= 0 && atomic_load(&s->count) && pg_page_clock() < end;)
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_MS * 1000000l}, NULL);
+        pg_nap_ms(LOOK_MS);
     if (s->quit >= 0) {
         if (eventfd_write(s->quit, 1) == 0) pthread_join(s->thread, NULL);
         close(s->quit);

@@ -1,13 +1,13 @@
 /* prefetch.c: a thread that reads token spans ahead of the trainer, over tokens.c.
  *
  * A ring of `depth` batches: ask() fills in starts at its head, the thread reads them in order,
- * take() empties the tail.  An error waits in its slot until the batch is taken.  The thread blocks
- * all signals, so that they reach the main one, and never touches Lua. */
+ * take() empties the tail.  An error waits in its slot until the batch is taken.  The thread leaves
+ * signals to the main one (system.h) and never touches Lua. */
+#include "../base/system.h"
 #include "tokens.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -70,12 +70,7 @@ static int make_slots(pg_prefetch *p) {
 }
 
 static int start_thread(pg_prefetch *p) {
-    sigset_t all, before;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* of a file cut short: whoever handles it is to tell */
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits it */
-    int error = pthread_create(&p->thread, NULL, read_ahead, p);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = pg_thread_start(&p->thread, read_ahead, p);
     if (error) return pg_fail(PG_ENOMEM, "prefetch: no thread: %s", strerror(error));
     p->started = 1;
     return PG_OK;

@@ -20,6 +20,7 @@
 #include <lauxlib.h>
 
 #include "../backend/page.h"
+#include "../base/system.h"
 #include "host.h"
 
 #define PEERS     16
@@ -97,16 +98,10 @@ static int add_peer(int fd) {
     return (int)(p - control.peers) + 1;
 }
 
-static int same_user(int fd) {
-    struct ucred who;
-    socklen_t bytes = sizeof who;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 && who.uid == geteuid();
-}
-
 static int accept_all(void) {
     int fd, n = 0;
     while ((fd = accept4(control.listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-        if (same_user(fd)) n += add_peer(fd) > 0;
+        if (pg_same_user(fd)) n += add_peer(fd) > 0;
         else close(fd);
     }
     return n;
@@ -336,7 +331,7 @@ static int control_connect(lua_State *L) {
     int folder = open_folder(luaL_checkstring(L, 1));
     int fd = folder >= 0 ? connect_to(folder) : -1, why = errno;
     if (folder >= 0) close(folder);
-    if (fd >= 0 && !same_user(fd)) close(fd), fd = -1, why = EPERM;
+    if (fd >= 0 && !pg_same_user(fd)) close(fd), fd = -1, why = EPERM;
     if (fd < 0) {
         lua_pushnil(L);
         lua_pushstring(L, strerror(why));

@@ -10,16 +10,15 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../backend/store.h"
 #include "../base/status.h"
+#include "../base/system.h"
 #include "host.h"
 #include "launch.h"
 
@@ -49,8 +48,6 @@ struct host_link {
     char heard[PG_STORE_DATA];
     host_news news;
 };
-
-static void nap_ms(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL); }
 
 static int has(host_link *l, int *code, const char *format, int host) {
     char key[PG_STORE_KEY];
@@ -87,7 +84,7 @@ static int missing(host_link *l, char *text, size_t bytes) {
 static int gather(host_link *l, const char *place, double seconds) {
     char who[128], text[PG_STORE_DATA];
     int64_t start = pg_page_clock();
-    for (int hinted = 0, code, n; (n = missing(l, who, sizeof who)); nap_ms(20)) {
+    for (int hinted = 0, code, n; (n = missing(l, who, sizeof who)); pg_nap_ms(20)) {
         int64_t waited = pg_page_clock() - start;
         if (pg_store_look(l->store, &code, PG_STORE_REFUSED, text, sizeof text) > 0)
             return pg_fail(PG_EINVAL, "%.900s", text);
@@ -110,7 +107,7 @@ static int gather(host_link *l, const char *place, double seconds) {
 static int await_others(host_link *l, double seconds) {
     char text[PG_STORE_DATA];
     int64_t start = pg_page_clock();
-    for (int code; !has(l, &code, "go", 0); nap_ms(20)) {
+    for (int code; !has(l, &code, "go", 0); pg_nap_ms(20)) {
         if (code < 0) return code;
         if (pg_store_look(l->store, &code, PG_STORE_FAILED, text, sizeof text) > 0)
             return pg_fail(PG_ECOMM, "%.900s", text);
@@ -243,14 +240,10 @@ static void *run(void *link) {
 }
 
 static int start_thread(host_link *l) {
-    sigset_t all, before;
     l->wake = eventfd(0, EFD_CLOEXEC);
     l->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (l->wake < 0 || l->fd < 0) return pg_fail(PG_EIO, "eventfd: %s", strerror(errno));
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int why = pthread_create(&l->thread, NULL, run, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int why = pg_thread_start(&l->thread, run, l);
     if (!why) return PG_OK;
     close(l->fd);
     l->fd = -1; /* there is no thread to end */

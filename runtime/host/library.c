@@ -10,6 +10,7 @@
 #include <lauxlib.h>
 
 #include "../backend/page.h"
+#include "../base/system.h"
 #include "host.h"
 
 static const host_options *options;
@@ -67,8 +68,6 @@ static int signal_heard(lua_State *L) {
     return 0;
 }
 
-static void nap_ms(int ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL); }
-
 int host_first_failed(double seconds, const char *message) {
     double end = pg_time() + seconds;
     int fd;
@@ -79,13 +78,13 @@ int host_first_failed(double seconds, const char *message) {
         return 0; /* of several hosts, each one's first tells for itself */
     while (!pg_interrupted() && !(first && first->failure[0])) {
         if (pg_time() >= end) return 0;
-        nap_ms(10);
+        pg_nap_ms(10);
     }
     if (pg_interrupted()) return 1;
     if (message && strncmp(first->failure, message, sizeof first->failure - 1)) return 0;
     /* let it end first, so that the launcher tells of it and not of this rank */
-    for (int i = 0; i < 100 && !pg_page_dead(first) && !pg_interrupted(); i++) nap_ms(10);
-    nap_ms(100);
+    for (int i = 0; i < 100 && !pg_page_dead(first) && !pg_interrupted(); i++) pg_nap_ms(10);
+    pg_nap_ms(100);
     return 1;
 }
 

@@ -12,18 +12,8 @@ out=${1:?usage: bash tests/device.sh FOLDER [SECONDS] [PATTERN]} seconds=${2:-54
 start=$SECONDS bad=0
 cd "$(dirname "$0")/.." || exit 1
 mkdir -p "$out"
-if [ -x ./pgrun ] && [ ! -L ./pgrun ]; then build=.; else build=build; fi
+. tests/built.sh
 left() { echo $((seconds - 10 - SECONDS + start)); }
-
-# Libraries of CUDA that the loader does not know of, as in Python packages.
-for library in libcublasLt.so.13 libcudnn.so.9 libnccl.so.2; do
-    ldconfig -p | grep -q "$library" && continue
-    [ -e "$build/$library" ] && continue
-    found=$(find /usr/local /opt /usr/lib -xdev -name "$library" 2>/dev/null | head -1)
-    if [ -n "$found" ]; then LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(dirname "$found"); fi
-    [ -n "$found" ] || echo "no $library on this machine"
-done
-export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$PWD/$build
 
 echo "== versions"
 "$build/pgrun" --version 2>&1 | tee "$out/version.log"

@@ -5,12 +5,13 @@
 #   bash tests/sanitize.sh FOLDER [SECONDS]
 #
 # Run where tests/device.sh runs.  Every block of numbers is an allocation of its own (PG_POOL=0), so that
-# overruns are seen.  Lua runs without its compiler, whose code compute-sanitizer does not bear.  All run side by side, each for SECONDS (200) at most; whole outputs go to FOLDER.
+# overruns are seen.  Lua runs without its compiler, whose code compute-sanitizer does not bear.  All run
+# side by side, each for SECONDS (200) at most; whole outputs go to FOLDER.
 set -u
 out=${1:?usage: bash tests/sanitize.sh FOLDER [SECONDS]} seconds=${2:-200} bad=0
 cd "$(dirname "$0")/.." || exit 1
 mkdir -p "$out/scratch"
-if [ -x ./pgrun ] && [ ! -L ./pgrun ]; then build=.; else build=build; fi
+. tests/built.sh
 tool=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 [ -n "$tool" ] || { echo "no compute-sanitizer on this machine"; exit 1; }
 export PG_POOL=0 PGRUN=$build/pgrun SCRATCH=$out/scratch

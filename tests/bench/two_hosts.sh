@@ -11,16 +11,8 @@ set -u
 out=${1:-build/two-hosts-$(date +%Y%m%d-%H%M%S)} steps=${STEPS:-20} limit=${LIMIT:-180} port=29513
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
 cd "$(dirname "$0")/../.." || exit 2
-if [ -x ./pgrun ] && [ ! -L ./pgrun ]; then build=.; else build=build; fi
+. tests/built.sh
 pgrun=${PGRUN:-$build/pgrun}
-# Libraries of CUDA that the loader does not know of, as in Python packages.
-for library in libcublasLt.so.13 libcudnn.so.9 libnccl.so.2; do
-    ldconfig -p 2>/dev/null | grep -q "$library" && continue
-    [ -e "$build/$library" ] && continue
-    found=$(find /usr/local /opt /usr/lib -xdev -name "$library" 2>/dev/null | head -1)
-    if [ -n "$found" ]; then LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(dirname "$found"); fi
-done
-export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$PWD/$build
 failed=0
 say() { echo "$*" | tee -a "$out/verdict.txt"; }
 cannot() { say "two_hosts: $*"; exit 2; }

@@ -13,8 +13,8 @@ complain() { echo "$*"; sed 's/^/    /' "$SCRATCH/said"; failed=1; }
 # layouts CODE ROW ARGUMENTS...: a line of the table that begins with ROW
 layouts() {
     code=$1 row=$2; shift 2
-    PGRUN=${REAL:+$SCRATCH/other.sh} "$PGRUN" "$top/tests/bench/layouts.lua" --shape=tiny --device=cpu --steps=4 --text="$SCRATCH/text.txt" \
-        --out="$SCRATCH/out" "$@" >"$SCRATCH/said" 2>&1
+    PGRUN=${REAL:+$SCRATCH/other.sh} "$PGRUN" "$top/tests/bench/layouts.lua" --shape=tiny --device=cpu --steps=4 \
+        --text="$SCRATCH/text.txt" --out="$SCRATCH/out" "$@" >"$SCRATCH/said" 2>&1
     [ $? = "$code" ] || complain "$*: not exit code $code"
     grep -q "^$row" "$SCRATCH/said" || complain "$*: no line $row"
 }

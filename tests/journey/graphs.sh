@@ -25,9 +25,8 @@ cp "$(dirname "$PGRUN")/tests/test_cuda_memory" "$SCRATCH"
 ! grep -q SKIPPED "$SCRATCH/log" || exit 1
 
 # The same losses with and without, from the command line, and through a resume.
-cd "$SCRATCH"
-i=0
-while [ $i -lt 200 ]; do echo "the quick brown fox number $i jumps over the lazy dog"; i=$((i + 1)); done >text.txt
+. tests/journey.sh
+text 200
 cat >small.lua <<'LUA'
 return {
   model = require "models.gpt2" { blocks = 1, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 },

@@ -40,11 +40,9 @@ printf 'local r = require("pg.host").rank\nif r == 0 then error "boom" end\nwhil
 failed=0 what=
 complain() { echo "$what: $*"; sed 's/^/    0: /' said0; sed 's/^/    1: /' said1; failed=1; }
 # host0 ARGUMENTS..., host1 ARGUMENTS...: start a launcher; $launcher0, $launcher1
-host0() { env --default-signal=INT,TERM "$PGRUN" --no-jit --nnodes 2 --master 10.77.0.1:29500 "$@" >said0 2>&1 & launcher0=$!; }
-host1() {
-    nsenter -t $other -n env --default-signal=INT,TERM "$PGRUN" --no-jit --nnodes 2 --node-rank 1 --master 10.77.0.1:29500 "$@" \
-        >said1 2>&1 & launcher1=$!
-}
+start="env --default-signal=INT,TERM $PGRUN --no-jit --nnodes 2 --master 10.77.0.1:29500"
+host0() { $start "$@" >said0 2>&1 & launcher0=$!; }
+host1() { nsenter -t $other -n $start --node-rank 1 "$@" >said1 2>&1 & launcher1=$!; }
 # both WHAT ARGUMENTS...: on each host; loop.lua: once all four ranks run
 both() {
     what=$1; shift

@@ -150,7 +150,7 @@ typedef struct pg_kernels {
                   int add, int dtype, pg_stream s);
     int (*reduce_grad)(void *dx, const void *dy, const void *x, const void *y, int kind,
                        int64_t outer, int64_t n, int64_t inner, int add, int dtype, pg_stream s);
-    /* rearranging: y [outer,ny,inner] and x [outer,nx,inner]; rows y0.. of y = rows x0.. of x, n of them */
+    /* rearranging: y [outer,ny,inner] and x [outer,nx,inner]; n rows of y from y0 = of x from x0 */
     int (*move)(void *y, const void *x, int64_t outer, int64_t ny, int64_t y0, int64_t nx,
                 int64_t x0, int64_t n, int64_t inner, int add, int dtype, pg_stream s);
     int (*permute)(void *y, const void *x, int ndim, const int64_t *dims_x, const int32_t *order,

@@ -11,7 +11,8 @@
  * "add": 0 writes the output, 1 adds to it; an output of a _grad op may be NULL: not wanted.
  * "floating" means f32, f64, bf16 or f16, the same for all tensors of a call unless said; with bf16
  * and f16 the arithmetic is in f32 and each output is rounded once.  "mixed": this output may be f32
- * where the inputs are bf16 or f16, as gradients of weights are.  Sizes are int64_t, strings are UTF-8 and borrowed for the call. */
+ * where the inputs are bf16 or f16, as gradients of weights are.  Sizes are int64_t, strings are
+ * UTF-8 and borrowed for the call. */
 #ifndef PG_H
 #define PG_H
 #include <stddef.h>
@@ -107,8 +108,8 @@ int pg_host_join(pg_host *h);
 int pg_host_wait(pg_host *h);
 void pg_host_free(pg_host *h);    /* waits for its moves */
 
-/* Marks: moments on the device's own clock.  A mark is reached when all ops asked for before it are done
- * and those asked for after it have not begun; setting one makes neither host nor device wait.
+/* Marks: moments on the device's own clock.  A mark is reached when all ops asked for before it are
+ * done and those asked for after it have not begun; setting one makes neither host nor device wait.
  * pg_marks_read waits for them: seconds [n], NaN for a mark that was never set; on the CPU of pg_time's
  * clock, which the ranks of a host share, on a GPU since the mark that was set first. */
 typedef struct pg_marks pg_marks;
@@ -358,25 +359,25 @@ void pg_status_where(const char *file_line); /* Lua line of the next waiting cal
 void pg_status_fail(const char *message);    /* why this rank is about to end */
 
 /* ---- graphs: work recorded once, then done again as a whole ---- */
-/* A GPU that is given small ops one by one waits for the host between them; a graph of them starts at once.
- * From begin to end ops check their arguments as always and are recorded, not done: pg_graph_launch does all
- * of them, as often as it is called, with the same tensors and scalars, in the stream's order.  What changes
- * from one time to the next lies in device memory: the step block, tensors written or copied into between.
+/* A GPU that is given small ops one by one waits for the host between them; a graph of them starts at
+ * once.  From begin to end ops check their arguments as always and are recorded, not done:
+ * pg_graph_launch does all of them, as often as it is called, with the same tensors and scalars, in
+ * the stream's order.  What changes from one time to the next lies in device memory: the step block,
+ * tensors written or copied into between.
  * Refused meanwhile with PG_EGRAPH, and the recording is then spoilt: what the host would see or bring
- * (reads, writes, moves of pg_host, pg_sync, pg_count_nonfinite), collectives of several ranks, products
- * that would be timed, a second begin.
- * Memory: tensors made meanwhile lie in blocks of the graph's own, which nobody else gets while it lives;
- * storages made before are held as long as it does, whoever frees them.  Ids that recorded ops read are
- * checked at each launch.  All calls come from the thread that computes. */
+ * (reads, writes, moves of pg_host, pg_sync, pg_count_nonfinite), collectives of several ranks,
+ * products that would be timed, a second begin.
+ * Memory: tensors made meanwhile lie in blocks of the graph's own, which nobody else gets while it
+ * lives; storages made before are held as long as it does, whoever frees them.  Ids that recorded ops
+ * read are checked at each launch.  All calls come from the thread that computes. */
 typedef struct pg_graph pg_graph;
-int pg_graph_begin(void);         /* PG_EGRAPH where the device has none: the CPU, which would gain nothing */
-/* Recording ends whatever happened.  out NULL gives it up.  Where it was spoilt or given up nothing was done,
- * and tensors made meanwhile that are still there may not be touched. */
+int pg_graph_begin(void);         /* PG_EGRAPH where the device has none: the CPU has nothing to gain */
+/* Recording ends whatever happened.  out NULL gives it up.  Where it was spoilt or given up nothing was
+ * done, and tensors made meanwhile that are still there may not be touched. */
 int pg_graph_end(pg_graph **out);
 int pg_graph_launch(pg_graph *g); /* returns at once */
 int64_t pg_graph_bytes(const pg_graph *g); /* of the blocks that are its own */
-/* Tensors made in it keep their numbers. */
-void pg_graph_free(pg_graph *g);
+void pg_graph_free(pg_graph *g);  /* tensors made in it keep their numbers */
 
 /* ---- files: folders and whole files ---- */
 int pg_fs_stat(const char *path, int64_t *size, double *mtime, int *is_dir); /* PG_EIO if absent */

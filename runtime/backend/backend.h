@@ -63,8 +63,9 @@ typedef struct {
     void (*shutdown)(void); /* leave the world; nothing stays behind */
 } pg_collective_ops;
 
-/* Work recorded and replayed; pg_graph_* of pg.h.  Between begin and end what the stream is given is noted down
- * and not done; the core has seen to it that nothing waits for it and that no block is given back. */
+/* Work recorded and replayed; pg_graph_* of pg.h.  Between begin and end what the stream is given is
+ * noted down and not done; the core has seen to it that nothing waits for it and that no block is
+ * given back. */
 typedef struct {
     int (*begin)(void);
     int (*end)(void **graph);   /* graph NULL: what was recorded is dropped.  It ends in any case */

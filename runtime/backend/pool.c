@@ -117,8 +117,8 @@ static int report_full(int64_t bytes) {
 
 static int should_fail(void) { return pool.fail_in > 0 && --pool.fail_in == 0; }
 
-/* A block nobody holds, from the pool's bin or the device; counted under `tag`.  A graph's recording would
- * note the filling of PG_POOL=0 down as a part of it, so there is none then. */
+/* A block nobody holds, from the pool's bin or the device; counted under `tag`.  A graph's recording
+ * would note the filling of PG_POOL=0 down as a part of it, so there is none then. */
 static int take_locked(void **block, int64_t bytes, int tag) {
     int64_t rounded;
     int b = bin_of(bytes, &rounded);

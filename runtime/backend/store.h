@@ -14,20 +14,17 @@
 #define PG_STORE_KEY    128      /* bytes of a key, its end included */
 #define PG_STORE_DATA   1024     /* bytes of a value at most */
 #define PG_STORE_FAILED "failed" /* key: the first failure of the job, a text with its end */
-#define PG_STORE_REFUSED                                                                           \
-    "refused"                   /* key, made by the server: what it last refused a launcher for */
-#define PG_STORE_GONE "gone/%d" /* key, made by the server: that caller has hung up */
+/* Keys that the server makes: what it last refused a launcher for; that caller has hung up. */
+#define PG_STORE_REFUSED "refused"
+#define PG_STORE_GONE    "gone/%d"
 
 typedef struct pg_store pg_store;
 typedef struct {
     const char *host, *job; /* job: tells two jobs of one user apart; may be "" */
     int port;
 } pg_store_place;
-enum {
-    PG_STORE_MINE,
-    PG_STORE_RANK,
-    PG_STORE_HOST
-}; /* this process serves; rank 0; host 0's pgrun */
+/* Who serves: this process; rank 0; host 0's pgrun. */
+enum { PG_STORE_MINE, PG_STORE_RANK, PG_STORE_HOST };
 
 /* All callers and the server give the same place and size.  rank: of this caller, from 0; the launcher
  * of host h is size + h.  PG_ECOMM names host:port, the seconds waited and the way out; PG_EINVAL: there
@@ -37,7 +34,8 @@ int pg_store_open(pg_store **out, const pg_store_place *at, int rank, int size, 
 int pg_store_set(pg_store *s, const char *key, const void *data, int bytes);
 /* The first that is written stays. */
 int pg_store_once(pg_store *s, const char *key, const void *data, int bytes);
-/* Bytes of the value (at most `room` are copied; 0: none), or -1 + PG_OK in *code where it is not there yet. */
+/* Bytes of the value (at most `room` are copied; 0: none), or -1 + PG_OK in *code where it is not
+ * there yet. */
 int pg_store_look(pg_store *s, int *code, const char *key, void *data, int room);
 /* Waits for the key; its value has exactly `bytes`. */
 int pg_store_get(pg_store *s, const char *key, void *data, int bytes, double seconds);

@@ -141,7 +141,7 @@ void pg_works_sweep(void) {
     }
 }
 
-/* A collective of several ranks goes to a stream of their group, and its call is compared on the host. */
+/* A collective goes to a stream of its ranks' group, and its call is compared on the host. */
 static int outside_graph(const pg_comm *c, const char *op) {
     if (!c->impl) return PG_OK;
     return pg_capture_bars(op, "ranks compare their calls on the host, each time; call it outside");

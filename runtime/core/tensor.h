@@ -3,8 +3,8 @@
 #define PG_TENSOR_H
 #include "../backend/pool.h"
 
-/* What the host knows of the ids in a whole storage: noted when they are written or copied, so that an op can
- * check them without asking the device.  Unknown at first, and after any other write. */
+/* What the host knows of the ids in a whole storage: noted when they are written or copied, so that an
+ * op can check them without asking the device.  Unknown at first, and after any other write. */
 typedef struct {
     int32_t known;
     int64_t high;     /* no id is larger */

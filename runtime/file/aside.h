@@ -26,7 +26,8 @@ int pg_aside_finish(pg_aside *a);
 int pg_aside_join(pg_aside *a, const char *aside);
 /* Wait until what was written is on the disk. */
 int pg_aside_sync(pg_aside *a);
-/* Remove what was not finished (not where it was joined), free the names; harmless on {.fd = -1} and when called again. */
+/* Remove what was not finished (not where it was joined), free the names; harmless on {.fd = -1}
+ * and when called again. */
 void pg_aside_close(pg_aside *a);
 
 /* Checked calls, seen by pg_fs_fail_after(); PG_EIO with path and reason. */

@@ -2,11 +2,10 @@
  *
  * The host starts Lua and ranks and ends them; it is the only room that knows lua.h.  main.c reads
  * the command line (options.c) and takes one of two ways: launch.c starts N processes and waits for
- * them (relay.c carries their output, report.c tells of the first death, hosts.c speaks with the launchers
- * of other hosts), or script.c runs Lua in
- * this process, with files found by source.c, signals by signals.c and the prompt by repl.c.  A run
- * that goes on is reached through control.c; line.c runs what comes from there, on the ranks that
- * board.c has called together. */
+ * them (relay.c carries their output, report.c tells of the first death, hosts.c speaks with the
+ * launchers of other hosts), or script.c runs Lua in this process, with files found by source.c,
+ * signals by signals.c and the prompt by repl.c.  A run that goes on is reached through control.c;
+ * line.c runs what comes from there, on the ranks that board.c has called together. */
 #ifndef PG_HOST_H
 #define PG_HOST_H
 #include <limits.h>

@@ -1,5 +1,5 @@
-/* hosts.c: pgrun --nnodes: the launchers of several hosts meet, tell each other of the first death and of
- * signals, and end together.
+/* hosts.c: pgrun --nnodes: the launchers of several hosts meet, tell each other of the first death
+ * and of signals, and end together.
  *
  * Host 0's launcher serves the store (backend/store.h) in which the ranks meet too; the other launchers
  * call at it.  Each has a thread for that, since an answer may take seconds where the network is lost

@@ -126,7 +126,7 @@ static void first_death(host_world *w, int i) {
     if (!w->asked) hosts_tell_failure(w->link, text);
 }
 
-/* What other hosts tell.  A failure of our own ranks is told by first_death, better than by the store. */
+/* What other hosts tell.  Of our own ranks' failures first_death tells, better than the store. */
 static void take_news(host_world *w) {
     host_news n;
     if (!hosts_news(w->link, &n)) return;

@@ -46,7 +46,7 @@ static int interrupted(lua_State *L) {
     return 1;
 }
 
-/* option_words(word) -> how many words the option of pgrun is that begins with this one; 0: it is none. */
+/* option_words(word) -> words of the option of pgrun that begins with this one; 0: it is none. */
 static int option_words(lua_State *L) {
     lua_pushinteger(L, host_option_words(luaL_checkstring(L, 1)));
     return 1;

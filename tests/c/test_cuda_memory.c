@@ -138,8 +138,8 @@ static float first_of(pg_tensor *t) {
     return x;
 }
 
-/* What is recorded is not done, and is done as often as it is launched.  Its blocks are of a size that the pool has
- * never had, so the device is asked for memory meanwhile. */
+/* What is recorded is not done, and is done as often as it is launched.  Its blocks are of a size
+ * that the pool has never had, so the device is asked for memory meanwhile. */
 static void test_graph(void **state) {
     (void)state;
     if (!there) skip();

@@ -1,5 +1,5 @@
-/* Half-precision weights with masters: joining and splitting bit for bit, and the updates of AdamW and SGD
- * against those of f32 weights, whose bits the masters must have. */
+/* Half-precision weights with masters: joining and splitting bit for bit, and the updates of AdamW
+ * and SGD against those of f32 weights, whose bits the masters must have. */
 #include "tensors.h"
 
 /* ---- join and split ---- */

@@ -1,6 +1,6 @@
-/* test_nccl.c: the part of the NCCL collectives that is ours: lanes, comparing calls, time limits, deaths,
- * cancelling, the end.  NCCL and CUDA are fakes on host memory (fake_nccl.h), so this runs anywhere
- * where their headers are; tests/ranks with DEVICE=cuda do the same on GPUs. */
+/* test_nccl.c: the part of the NCCL collectives that is ours: lanes, comparing calls, time limits,
+ * deaths, cancelling, the end.  NCCL and CUDA are fakes on host memory (fake_nccl.h), so this runs
+ * anywhere where their headers are; tests/ranks with DEVICE=cuda do the same on GPUs. */
 #include "world.h"
 
 #ifdef PG_WITH_CUDA

@@ -1,7 +1,8 @@
-// fake_graphs.cpp: libpg_cuda.so of the host's own kernels, with graphs that are real: while one is recorded a kernel
-// does nothing but note its arguments, and a launch runs what was noted, with the addresses and scalars of then.
-// So what pg_graph_* and pg.graph promise is tested without a GPU: memory that is handed on, ids, gradients that are
-// added, numbers the host brought (tests/journey/graphs.sh).  What may not happen while recording ends the process.
+// fake_graphs.cpp: libpg_cuda.so of the host's own kernels, with graphs that are real: while one is
+// recorded a kernel does nothing but note its arguments, and a launch runs what was noted, with the
+// addresses and scalars of then.  So what pg_graph_* and pg.graph promise is tested without a GPU: memory
+// that is handed on, ids, gradients that are added, numbers the host brought (tests/journey/graphs.sh).
+// What may not happen while recording ends the process.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

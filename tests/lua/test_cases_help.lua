@@ -128,8 +128,8 @@ function tests.test_options_and_variables()
   each("`([%u_]+)[=`]", function(name, page)
     if page == "environment" then is_true(source:find(name, 1, true) ~= nil, "nothing reads " .. name) end
   end)
-  for name in source:gmatch 'getenv[ %(]*"(PG[%u_]+)"' do
-    if name ~= "PG_SHM_FD" then -- from the launcher to its ranks
+  for _, call in ipairs { "getenv", "value_of" } do -- value_of: in ranks.c
+    for name in source:gmatch(call .. '[ %(]*"(PG[%u_]+)"') do
       is_true(pages.environment:find(name, 1, true) ~= nil, "environment.md does not tell of " .. name)
     end
   end

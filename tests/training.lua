@@ -51,6 +51,15 @@ function training.run(changes, name, args)
   return training.records(folder), folder, code
 end
 
+--- training.fails(text, changes, name): such a run raises on all ranks, with this text.  Within agree.try, since no
+-- rank ends by it: the others would wait for rank 0 to.
+function training.fails(text, changes, name)
+  require("tests.check").throws(function()
+    local ok, message = require("pg.agree").try(training.run, changes, name)
+    if not ok then error(message, 0) end
+  end, text)
+end
+
 training.records = agreement.records
 
 --- training.column(records, key) -> the values of one key.

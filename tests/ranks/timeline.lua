@@ -50,8 +50,7 @@ assert(m.step == 2 and m.stages == 2 and m.micro == 8 and m.schedule == "1f1b")
 local lines = fs.read(folder .. "/log.txt")
 assert(lines:find("timeline of 1f1b: 2 stages, 8 micro-batches, step 2 on", 1, true) and lines:find "\napart  ", lines)
 
-check.throws(function() training.run(recipe { timeline = 4 }, "too-late") end,
-             "log.timeline is 4, and the last step is 3")
+training.fails("log.timeline is 4, and the last step is 3", recipe { timeline = 4 }, "too-late")
 
 -- A disk that is full costs the file, not the training.
 local write = fs.write

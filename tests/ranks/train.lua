@@ -1,7 +1,6 @@
 -- ranks: 2
 -- What one rank of a training meets, all hear: a bad loss, a failed save; and resuming keeps the bits.
 local c = require "pg.c"
-local check = require "tests.check"
 local checkpoint = require "pg.checkpoint"
 local engine = require "pg.parallel.engine"
 local elementwise = require "pg.ops.elementwise"
@@ -9,11 +8,7 @@ local fs = require "pg.fs"
 local mesh = require "pg.mesh"
 local random = require "pg.random"
 local training = require "tests.training"
-local rank = pg.rank()
-
-local function fails(text, changes, name)
-  check.throws(function() training.run(changes, name) end, text)
-end
+local fails, rank = training.fails, pg.rank()
 
 -- Only rank 1 has a bad loss, and both name it.
 fails("step 1, rank 1: the loss is nan", { loss = function(model, batch)

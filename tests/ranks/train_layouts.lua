@@ -1,7 +1,6 @@
 -- ranks: 4
 -- Over stages as over dp: what one rank of a training meets, all hear; resuming keeps the bits; who is slow is named.
 local busy = require "pg.busy"
-local check = require "tests.check"
 local mesh = require "pg.mesh"
 local training = require "tests.training"
 local rank = pg.rank()
@@ -12,9 +11,7 @@ local function changes(more)
   for k, v in pairs(more or {}) do all[k] = v end
   return all
 end
-local function fails(text, more, name)
-  check.throws(function() training.run(changes(more), name) end, text)
-end
+local function fails(text, more, name) training.fails(text, changes(more), name) end
 
 -- ---- one rank's mistake ----
 

@@ -130,6 +130,9 @@ function c.nearest(word, words)
   return best
 end
 
+--- c.device() -> "cpu" or "cuda": where new tensors live.
+function c.device() return ffi.string(C.pg_device()) end
+
 --- c.shapes_only() -> true while tensors are made with shapes and no numbers.
 function c.shapes_only()
   local on = C.pg_shape_only(0) -- it tells by being set

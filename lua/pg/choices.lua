@@ -21,7 +21,7 @@ local function text() return ffi.string(C.pg_gemm_choices()) end
 
 --- choices.open(): rank 0 reads and writes the user's file.  On the GPU alone.
 function choices.open()
-  if ffi.string(C.pg_device()) ~= "cuda" or host.rank ~= 0 then return end
+  if c.device() ~= "cuda" or host.rank ~= 0 then return end
   local path = cache()
   if path then c.check(C.pg_gemm_cache(path)) end
 end
@@ -29,7 +29,7 @@ end
 --- choices.share() -> all that any rank has chosen, now taken by every rank; of two for one shape, the lower
 -- rank's.  A collective.
 function choices.share()
-  if ffi.string(C.pg_device()) ~= "cuda" then return "" end
+  if c.device() ~= "cuda" then return "" end
   local all = agree.texts(text())
   for rank = #all, 1, -1 do
     if all[rank] ~= "" then c.check(C.pg_gemm_adopt(all[rank])) end
@@ -43,7 +43,7 @@ function choices.keep(folder)
   if kept ~= "" then fs.write(folder .. "/" .. FILE, kept) end
 end
 function choices.take(kept)
-  if type(kept) == "string" and kept ~= "" and ffi.string(C.pg_device()) == "cuda" then
+  if type(kept) == "string" and kept ~= "" and c.device() == "cuda" then
     c.check(C.pg_gemm_adopt(kept))
   end
 end

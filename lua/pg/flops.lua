@@ -30,7 +30,7 @@ end
 
 --- flops.card() -> the name of this process's GPU; nil on other devices.
 function flops.card()
-  if ffi.string(C.pg_device()) ~= "cuda" then return nil end
+  if c.device() ~= "cuda" then return nil end
   return ffi.string(C.pg_version_info()):match "\n?GPU 0%s+([^\n,]+)"
 end
 

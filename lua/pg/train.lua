@@ -115,7 +115,7 @@ function Trainer:header()
   local r, ranks = self.recipe, mesh.size()
   local context, batch = self.set.train.context, r.data.batch
   local each = self.loader.accumulation
-  log.text("%s: %s, %d rank%s, %s parameters in %s", self.info.path, ffi.string(C.pg_device()), ranks,
+  log.text("%s: %s, %d rank%s, %s parameters in %s", self.info.path, c.device(), ranks,
            ranks == 1 and "" or "s", log.count(self.plan.parameters), r.precision)
   log.text("%s tokens a step: %d sequences x %d, a rank takes %d micro-batch%s of %d", log.count(batch * context),
            batch, context, each, each == 1 and "" or "es", r.micro)
@@ -204,7 +204,7 @@ end
 -- Before the first step of a deterministic run, the GPU's ranks agree on how each product is done: a rehearsal with
 -- the same batch, whose gradients nobody uses, has made all choices.
 function Trainer:settle_choices()
-  if not (self.recipe.deterministic and ffi.string(C.pg_device()) == "cuda") then return end
+  if not (self.recipe.deterministic and c.device() == "cuda") then return end
   self:gradients()
   for _, s in ipairs(self.optim.segments) do s:fresh() end
   draw_from(self.drawn)

@@ -3,7 +3,8 @@
 --   pgrun tests/bench/layouts.lua        all layouts that the GPUs here allow; without any, small ones on the CPU
 --   pgrun tests/bench/layouts.lua --cards=4 --precision=fp32 --only=zero --text=FILE --out=FOLDER
 -- --only: layouts whose name holds it; --text: by default the demo's; --out: recipes, runs, logs and layouts.md (by
--- default in build/).  --shape=7b|tiny, --device=cuda|cpu, --steps=20, --limit=240 (seconds a run).
+-- default in build/).  --shape=7b|tiny, --device=cuda|cpu, --steps=20, --batch=16 (sequences a step), --limit=240
+-- (seconds a run).
 -- Each run is `pgrun -n N OUT/NAME.lua`, a recipe to look at.
 local agreement = require "tests.agreement"
 local fs = pg.fs
@@ -68,7 +69,8 @@ local function cards_of(layout) return (layout.dp or 1) * (layout.pp or 1) * (la
 
 local PGRUN = os.getenv "PGRUN"
 if not PGRUN or PGRUN == "" then PGRUN = capture "readlink /proc/$PPID/exe":gsub("\n", "") end
-local o = { shape = "", device = "", cards = 0, steps = 0, precision = "", only = "", text = "", out = "", limit = 240 }
+local o = { shape = "", device = "", cards = 0, steps = 0, batch = 0, precision = "", only = "", text = "", out = "",
+            limit = 240 }
 
 local function read_options()
   for _, word in ipairs(arg) do
@@ -91,6 +93,7 @@ local function read_options()
   end
   if o.precision == "" then o.precision = shape.precision end
   if o.steps == 0 then o.steps = shape.steps end
+  if o.batch == 0 then o.batch = shape.batch end
   local reach = agreement.steps[o.precision] or fail("--precision=%s is neither bf16 nor fp32", o.precision)
   if o.steps > reach then fail("--steps=%d: the bounds of %s reach to step %d", o.steps, o.precision, reach) end
   if o.text == "" then o.text = require("pg.data.demo").path() end
@@ -132,7 +135,7 @@ return {
 local function run(shape, name, layout, more)
   local base, n = o.out .. "/" .. name:gsub(" ", "-"), cards_of(layout)
   fs.write(base .. ".lua", RECIPE:format(literal(shape.model), literal(layout), o.precision,
-    more and more.recompute or "none", shape.micro, o.steps, o.text, shape.batch, base .. ".peak-"))
+    more and more.recompute or "none", shape.micro, o.steps, o.text, o.batch, base .. ".peak-"))
   local command = ("timeout --foreground -k 10 %d %s -n %d --device %s %s --run=%s >%s 2>&1"):format(o.limit,
     quoted(PGRUN), n, o.device, quoted(base .. ".lua"), quoted(base), quoted(base .. ".log"))
   local code = math.floor(os.execute(command) / 256)
@@ -179,7 +182,7 @@ local shape = read_options()
 fs.mkdir(o.out)
 local bound = agreement.bounds[o.precision]
 line("LLaMA %s, %s, %d sequences of %d tokens a step in micro-batches of %d, on %s", literal(shape.model), o.precision,
-  shape.batch, shape.model.context, shape.micro, o.text)
+  o.batch, shape.model.context, shape.micro, o.text)
 line ""
 line("Relative differences from one card; bounds: loss %g at step 1, %g through step %d; gradient norm %g through "
   .. "step 10, %g later.  Peak: of the rank with most.", bound("loss", 1), bound("loss", 2), o.steps,

@@ -77,7 +77,8 @@ moves("copy", 2 * nd, function() c.check(C.pg_copy(y.raw, x.raw)) end)
 moves("add", 3 * nd, function() c.check(C.pg_binary(y.raw, x.raw, base.raw, C.PG_ADD, 0)) end)
 
 -- ---- linear layers ----
-local function linear(name, inner, outer, epilogue)
+-- of_gelu: its input is what GELU made.
+local function linear(name, inner, outer, epilogue, of_gelu)
   local a, g, weight = random { n, inner }, random { n, outer }, random { outer, inner }
   local grad = random({ outer, inner }, "f32")
   local bias, dbias = layer and random { outer } or nil, random({ outer }, "f32")
@@ -93,6 +94,13 @@ local function linear(name, inner, outer, epilogue)
     end)
   end
   multiplies(name .. " gradient of input", flops, function() gemm.product(da, g, weight) end)
+  if of_gelu then
+    local before = random { n, inner }
+    multiplies(name .. " gradient before GELU", flops, function()
+      gemm.product(da, g, weight, false, false, 0, C.PG_EPILOGUE_GELU_TANH_GRAD, before)
+    end)
+    before:free()
+  end
   multiplies(name .. " gradient of weight, added", flops, function()
     gemm.product(grad, g, a, true, false, 1)
   end)
@@ -115,4 +123,4 @@ else
   moves("swiglu_grad", 5 * 2 * n * F, function() c.check(C.pg_swiglu_grad(dboth.raw, grad.raw, both.raw, 0)) end)
   for _, t in ipairs { both, grad, h, dboth } do t:free() end
 end
-linear("down", F, D)
+linear("down", F, D, nil, layer)

@@ -11,7 +11,7 @@ local equal, is_true = check.equal, check.is_true
 local tests = {}
 
 step.block()
-local RECORDS = ffi.string(C.pg_device()) == "cuda"
+local RECORDS = c.device() == "cuda"
 
 -- How often it was recorded and launched, where the device does.
 local function counts(g, recordings, replays)

@@ -80,7 +80,8 @@ for _, layout in ipairs {
   spoiling = false
   local named = require("pg.parallel.engine").looks() or mesh.dp.size == 1
   local bad = named and "%S+%.weight" or "not looked for %(PG_NAN=1 stops where it is made%)"
-  local says = "step 2, rank %d: the gradient norm is %a+; first bad gradient: " .. bad .. "; nothing was updated"
+  local where = named and "step 2, rank %d: " or "step 2: "
+  local says = where .. "the gradient norm is %a+; first bad gradient: " .. bad .. "; nothing was updated"
   assert(not ok and message:find(says), what .. ": " .. tostring(message)) -- it has spread to the layers before
   for _, other in ipairs(require("pg.agree").texts(message)) do assert(other == message, other) end
   same(weights(run), before, what .. ", after the refused step")

@@ -14,7 +14,7 @@ local mesh = require "pg.mesh"
 local Tensor = require "pg.tensor"
 local tape = require "pg.tape"
 local done = require("pg.watch").done
-local C, ffi = c.C, c.ffi
+local C = c.C
 
 local ops = {}
 local LEAST = 512 -- rows of a chunk on a GPU: with fewer a product does not fill it
@@ -23,7 +23,7 @@ local USUAL = 2 -- chunks there: large products lose least
 -- Into how many pieces n rows of a rank are cut.
 local function chunks_of(n)
   local asked = mesh.layout.tp_chunks
-  if not asked then asked = ffi.string(C.pg_device()) == "cuda" and math.min(USUAL, math.floor(n / LEAST)) or 1 end
+  if not asked then asked = c.device() == "cuda" and math.min(USUAL, math.floor(n / LEAST)) or 1 end
   return math.max(1, math.min(asked, n))
 end
 

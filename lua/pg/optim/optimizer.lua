@@ -147,11 +147,11 @@ function Optimizer:refuse(number, norm, blame)
   local bad = self.bad_gradient
   if not bad and mesh.dp.size == 1 then bad = self:first_bad()
   elseif not bad and blame then bad = blame() end
-  local text = "step %d, rank %d: the gradient norm is %s; first bad gradient: %s; nothing was updated"
-  local mine = bad and text:format(number, mesh.rank(), tostring(norm), bad)
+  local text = "the gradient norm is %s; first bad gradient: %s; nothing was updated"
+  local mine = bad and ("step %d, rank %d: "):format(number, mesh.rank()) .. text:format(tostring(norm), bad)
   local none = self.unseen and mesh.dp.size > 1 and "not looked for (PG_NAN=1 stops where it is made)"
                or "none; their sum is too large"
-  c.fail("%s", agree.origin(mine) or text:format(number, mesh.rank(), tostring(norm), none))
+  c.fail("%s", agree.origin(mine) or ("step %d: "):format(number) .. text:format(tostring(norm), none))
 end
 
 -- Norm and clip factor, on the device; SUMSQ is 0 before.  Where ranks hold different parameters, the squares are

@@ -11,7 +11,8 @@ local scope = require "pg.scope"
 local zero = require "pg.parallel.zero"
 local tape = require "pg.tape"
 local Tensor = require "pg.tensor"
-local C, ffi = require("pg.c").C, require("pg.c").ffi
+local c = require "pg.c"
+local C = c.C
 
 local engine = {}
 local Engine = {}
@@ -97,7 +98,7 @@ end
 
 --- engine.looks() -> whether gradients are looked at before they are summed, so that the rank which made a bad one
 -- is known.  On a GPU not by themselves: the host would wait for the device before each message.
-function engine.looks() return ffi.string(C.pg_device()) ~= "cuda" or os.getenv "PG_NAN" == "1" end
+function engine.looks() return c.device() ~= "cuda" or os.getenv "PG_NAN" == "1" end
 
 --- e:gradients(micro, source, o) -> this rank's share of the loss.  The gradients of `micro` micro-batches, summed
 -- over dp, are in the segments afterwards; source(i) gives the i-th batch and sets tape.context.  e.bad: this rank's

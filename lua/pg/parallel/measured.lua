@@ -28,7 +28,7 @@ function measured.take(e, step)
   local timeline, clock = traced:read()
   local name = type(pipe.schedule) == "string" and pipe.schedule or "a schedule of its own"
   return { schedule = name, stages = pipe.stages, micro = traced.micro, chunks = pipe.chunks, step = step,
-           device = c.ffi.string(c.C.pg_device()), clock = clock, timeline = simulate.summary(timeline) }
+           device = c.device(), clock = clock, timeline = simulate.summary(timeline) }
 end
 
 -- ---- beside the simulator ----

@@ -9,6 +9,7 @@
 local c = require "pg.c"
 local mesh = require "pg.mesh"
 local schedule = require "pg.parallel.schedule"
+local steps = require "pg.parallel.schedule_steps"
 local scope = require "pg.scope"
 local tape = require "pg.tape"
 local trace = require "pg.parallel.trace"
@@ -51,14 +52,27 @@ local function read_list(list)
   return list
 end
 
--- The lists of all stages.  Schedules are made once for each number of micro-batches.
+-- The lists of all stages, and what the neighbours have received in theirs (above, below).  Schedules are made once
+-- for each number of micro-batches.
 function Pipeline:all_steps(micro)
   if not self.lists[micro] then
-    local lists = schedule.make(self.schedule, { stages = self.stages, micro = micro, chunks = self.chunks })
+    local n, sizes = self.stages, { stages = self.stages, micro = micro, chunks = self.chunks }
+    local lists = schedule.make(self.schedule, sizes)
+    lists.sizes = sizes
+    lists.above = steps.received(lists[(self.rank - 1) % n + 1], sizes)
+    lists.below = steps.received(lists[(self.rank + 1) % n + 1], sizes)
     read_list(lists[self.rank + 1])
     self.lists[micro] = lists
   end
   return self.lists[micro]
+end
+
+-- This step has received a message.  Whoever sent it had received this many from here before.
+function Pipeline:heard(step)
+  local kind, now = step[1], self.now
+  local key = steps.key(kind, step[2], steps.need(step, now.sizes), now.sizes)
+  if kind == "forward" then self.wire:arrived(self.wire.up, now.above[key].backward)
+  else self.wire:arrived(self.wire.down, now.below[key].forward) end
 end
 
 -- ---- the loss ----
@@ -119,6 +133,7 @@ function Pipeline:forward(unit, step, source)
   local chunk = step[3]
   local batch = source(step[2])
   unit.x, unit.y = scope.light(self.run, self, batch, chunk)
+  if unit.x then self:heard(step) end
   self:mark()
   unit.context = tape.context -- as the model has completed it
   leave(unit.x)
@@ -140,7 +155,9 @@ end
 function Pipeline:backward(unit, step, done)
   local y = unit.y
   tape.context = unit.context
-  local dy = step[3] == self.last and Tensor.full(y.shape, 1, y.dtype) or self.wire:receive_up(y)
+  local last = step[3] == self.last
+  local dy = last and Tensor.full(y.shape, 1, y.dtype) or self.wire:receive_up(y)
+  if not last then self:heard(step) end
   unit.later = step.split and {} or nil
   self:mark()
   tape.backward({ y }, { dy }, { done = done, later = unit.later })
@@ -182,6 +199,8 @@ end
 function Pipeline:gradients(micro, source, r, traced)
   local units, losses = {}, {}
   local lists = self:all_steps(micro)
+  self.now = lists
+  self.wire:begin()
   self.trace = traced and trace.new(lists, micro, self.rank) or nil
   local function all()
     for _, step in ipairs(lists[self.rank + 1]) do

@@ -80,6 +80,18 @@ function steps.need(step, sizes)
   if kind == "backward" and chunk < sizes.stages * sizes.chunks - 1 then return chunk + 1 end
 end
 
+--- steps.received(list, sizes) -> { [key] = { forward = n, backward = n } }: how many activations and gradients a stage
+-- has received from its neighbours when it has done that step.
+function steps.received(list, sizes)
+  local n, out = { forward = 0, backward = 0, weight = 0 }, {}
+  for _, step in ipairs(list) do
+    local kind = step[1]
+    if steps.need(step, sizes) then n[kind] = n[kind] + 1 end
+    out[steps.key(kind, step[2], step[3], sizes)] = { forward = n.forward, backward = n.backward }
+  end
+  return out
+end
+
 --- steps.walk(lists, sizes, visit) -> nil, or where no stage can go on: the next position of each stage.
 -- visit(stage, step, need): called once for each step after the step it needs; need: that one's key or nil.
 function steps.walk(lists, sizes, visit)

@@ -83,7 +83,7 @@ end
 local function clocks(all, at, stages)
   local rounds = {}
   for s = 1, stages do rounds[s] = { unpack(all, at[s] + 1, at[s] + ROUNDS) } end
-  if ffi.string(C.pg_device()) ~= "cpu" then return trace.clocks(rounds) end
+  if c.device() ~= "cpu" then return trace.clocks(rounds) end
   local ahead = {}
   for s = 1, stages do ahead[s] = 0 end
   return ahead, 0

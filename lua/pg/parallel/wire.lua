@@ -1,6 +1,7 @@
 -- parallel/wire.lua: what goes between the stages of a pipeline: activations down, their gradients up.
 -- Neighbours share a group of two, so that each direction has a queue (on the GPU: a stream) of its own and
--- nothing that waits in one holds up the other.  Sends never wait; what is sent is held until it has gone.
+-- nothing that waits in one holds up the other.  Sends never wait; what is sent is held until it has gone: until the
+-- host sees that, or, where it is far ahead of a GPU, until a message comes that the receiver has sent later.
 -- A stage does not know what shape another model's half makes.  So the first activation of each kind (chunk
 -- and shape of the token batch, which both sides know) is preceded by a message that tells its shape.
 local c = require "pg.c"
@@ -17,7 +18,7 @@ local HEAD = 10 -- numbers of a message that tells a shape: dtype, dims, up to 8
 -- to the first).  All ranks of mesh.pp call it.
 function wire.new(chunks)
   local pp = mesh.pp
-  local w = setmetatable({ works = {}, told = {}, shapes = {} }, Wire)
+  local w = setmetatable({ down = { sent = 0 }, up = { sent = 0 }, told = {}, shapes = {} }, Wire)
   for a = 0, pp.size - (chunks > 1 and 1 or 2) do
     local b = (a + 1) % pp.size
     if a == pp.rank or b == pp.rank then
@@ -29,8 +30,11 @@ function wire.new(chunks)
   return w
 end
 
-local function post(w, axis, t, peer)
-  w.works[#w.works + 1] = axis:send(t, peer, true)
+-- Into a queue of works, oldest first; each knows which message of w:begin() it belongs to.
+local function post(queue, axis, t, peer)
+  local work = axis:send(t, peer, true)
+  work.message = queue.sent + 1
+  queue[#queue + 1] = work
 end
 
 -- ---- activations ----
@@ -52,9 +56,10 @@ end
 function Wire:send_down(x, kind)
   if not self.told[kind] then
     self.told[kind] = true
-    post(self, self.below, shape_message(x), 1)
+    post(self.down, self.below, shape_message(x), 1)
   end
-  post(self, self.below, x, 1)
+  post(self.down, self.below, x, 1)
+  self.down.sent = self.down.sent + 1
 end
 
 --- w:receive_down(kind) -> the activation that the stage before has sent.
@@ -96,7 +101,10 @@ end
 -- ---- gradients ----
 
 --- w:send_up(dx): the gradient of an activation to the stage before; w:receive_up(y) -> that of y.
-function Wire:send_up(dx) post(self, self.above, dx, 0) end
+function Wire:send_up(dx)
+  post(self.up, self.above, dx, 0)
+  self.up.sent = self.up.sent + 1
+end
 
 function Wire:receive_up(y)
   local dy = Tensor.empty(y.shape, y.dtype)
@@ -106,18 +114,35 @@ end
 
 -- ---- what is under way ----
 
---- w:sweep(most): let go of what has gone; wait for the oldest while more than `most` are under way (nil: never).
-function Wire:sweep(most)
-  local works, n, kept = self.works, #self.works, 0
-  for i = 1, n do
-    local work = works[i]
-    works[i] = nil
-    if work:done() or most and kept + n - i + 1 > most then work:wait()
+-- Lets go of the oldest `n` works of a queue after a wait (on a GPU the device's), and of others that have gone.
+local function let_go(queue, n)
+  local kept, count = 0, #queue
+  for i = 1, count do
+    local work = queue[i]
+    queue[i] = nil
+    if i <= n or work:done() then work:wait()
     else
       kept = kept + 1
-      works[kept] = work
+      queue[kept] = work
     end
   end
+end
+
+--- w:begin(): messages are counted from 1 again; nothing is under way.
+function Wire:begin() self.down.sent, self.up.sent = 0, 0 end
+
+--- w:arrived(queue, number): the first `number` messages of w.down or w.up have been received: waiting for them, as
+-- the memory's next user must, holds up nothing.
+function Wire:arrived(queue, number)
+  local n = 0
+  while queue[n + 1] and queue[n + 1].message <= number do n = n + 1 end
+  if n > 0 then let_go(queue, n) end
+end
+
+--- w:sweep(most): let go of what has gone; wait for the oldest while more than `most` each way are under way (nil:
+-- never).
+function Wire:sweep(most)
+  for _, queue in ipairs { self.down, self.up } do let_go(queue, most and #queue - most or 0) end
 end
 
 local function copy(t)
@@ -132,6 +157,9 @@ function Wire:forget() self.told, self.shapes = {}, {} end
 --- w:keep() -> what w:abandon(kept) takes: between two steps nothing is under way, and both sides of a wire have told
 -- one another of the same kinds.
 function Wire:keep() return { told = copy(self.told), shapes = copy(self.shapes) } end
-function Wire:abandon(kept) self.works, self.told, self.shapes = {}, kept.told, kept.shapes end
+function Wire:abandon(kept)
+  self.down, self.up = { sent = 0 }, { sent = 0 }
+  self.told, self.shapes = kept.told, kept.shapes
+end
 
 return wire

@@ -15,6 +15,7 @@ local mesh = require "pg.mesh"
 local process = require "pg.live.process"
 local sources = require "pg.live.sources"
 local swap = require "pg.live.swap"
+local zero = require "pg.parallel.zero"
 
 local live = {}
 local Run = {}
@@ -183,6 +184,7 @@ end
 
 -- On all ranks.
 function Run:run_line(text, trainer)
+  zero.ready(trainer.engine.segments) -- a line may look at whole segments, and keep ranks from one another
   local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
                     trainer = trainer }
   local client = self.client

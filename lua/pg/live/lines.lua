@@ -183,6 +183,7 @@ function Session:run(text, o)
   local mine, wrong = labels.selects(where or "all", mesh)
   if wrong then return host.rank == 0 and "error: " .. wrong or "", false end
   self.groups:prepare()
+  self.service:barrier() -- a rank may cancel them as soon as it runs the line, and others still be making theirs
   host.line_begin(self.number, self.prompt, o.client)
   local ok, said, hurt = self:framed(mine, code, where, self.given.model)
   local bad = self.service:sum_numbers({ hurt and 1 or 0 }, "max")[1] > 0

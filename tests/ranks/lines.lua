@@ -15,4 +15,23 @@ for i = 1, 25 do
   said, well = session:run("pg.rank()", {})
   if pg.rank() == 0 then assert(well and said:find "%[3%] 3", said) end
 end
+
+-- ---- what is long, and what must not be ----
+
+-- On the first rank what all have said, and how long it took.
+local session = lines.new { keep = true }
+local function said_by(text)
+  session:hear ""
+  local before = pg.time()
+  return session:run(text, {}), pg.time() - before
+end
+local LONG = 5 -- seconds, of lines that do nothing but end
+for _, text in ipairs { "error(('x'):rep(2e6))", "print(('x'):rep(2e5)) error 'here'", "('x'):rep(2e6)" } do
+  local said, seconds = said_by(text)
+  assert(seconds < LONG, ("%s: %.1f s"):format(text, seconds))
+  assert(#said < 2e6)
+end
+local said = said_by "jit.on() while true do end"
+if pg.rank() == 0 then assert(said:find("jit.on: a line runs without the compiler", 1, true), said) end
+assert(jit.status())
 pg.barrier()

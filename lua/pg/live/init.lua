@@ -15,7 +15,6 @@ local mesh = require "pg.mesh"
 local process = require "pg.live.process"
 local sources = require "pg.live.sources"
 local swap = require "pg.live.swap"
-local zero = require "pg.parallel.zero"
 
 local live = {}
 local Run = {}
@@ -184,11 +183,12 @@ end
 
 -- On all ranks.
 function Run:run_line(text, trainer)
-  zero.ready(trainer.engine.segments) -- a line may look at whole segments, and keep ranks from one another
+  local kept = trainer.engine:keep() -- and nothing is under way: a line may look at all, and keep ranks apart
   local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
                     trainer = trainer }
   local client = self.client
-  local said, well = self.session:run(text, { given = at_hand, client = client })
+  local said, well, hurt = self.session:run(text, { given = at_hand, client = client })
+  if hurt then trainer.engine:abandon(kept) end -- what it has begun of a step's work has no end
   graph.forget() -- it may have changed what a step does
   if host.rank == 0 and client then host.control_send(client, "R", (well and "+" or "-") .. said) end
 end

@@ -176,15 +176,16 @@ function Session:protect(f, ...)
   return done(self:limited(function() return f(unpack(words, 1, n)) end, true))
 end
 
---- session:run(text, o) -> on the first rank what the ranks said (text), and whether all went well.  o: given (names
--- at hand in the line), client (whose interrupt stops it).
+--- session:run(text, o) -> on the first rank what the ranks said (text), and whether all went well; on all ranks
+-- whether groups were out of step and have been reformed.  o: given (names at hand in the line), client (whose
+-- interrupt stops it).
 function Session:run(text, o)
   o = o or {}
   self.number = self.number + 1
   self.given = o.given or {}
   local where, code = repl.where(text)
   local mine, wrong = labels.selects(where or "all", mesh)
-  if wrong then return host.rank == 0 and "error: " .. wrong or "", false end
+  if wrong then return host.rank == 0 and "error: " .. wrong or "", false, false end
   self.groups:prepare()
   self.service:barrier() -- a rank may cancel them as soon as it runs the line, and others still be making theirs
   host.line_begin(self.number, self.prompt, o.client)
@@ -195,7 +196,8 @@ function Session:run(text, o)
   host.line_end()
   C.pg_comm_timeout(self.usual)
   c.collect() -- what the line left behind
-  return labels.join(answers)
+  local text_of_all, well = labels.join(answers)
+  return text_of_all, well, bad
 end
 
 return { new = new }

@@ -1,7 +1,8 @@
 -- tensor.lua: a tensor as Lua sees it: a plain table around a C handle, contiguous, without strides.
 --   t.shape {32,128}, t.dtype "f32", t.count; t.requires_grad and t.grad for leaves
---   t.lies_in, t.offset   of a parameter and its views, where more than t is to be kept of what is written into it
---                         (segment:put): the segment whose values it is part of, and from which element on
+--   t.lies_in, t.offset   of a parameter and its views, where other ranks send numbers of it (t:alive()) or more than
+--                         t is to be kept of what is written into it (segment:put): the segment whose values it is
+--                         part of, and from which element on
 -- Operations live in ops/ and are added to Tensor as methods by lua/pg/init.lua.  Lifetimes: scope.lua.
 local c = require "pg.c"
 local scope = require "pg.scope"
@@ -112,12 +113,15 @@ function Tensor.view(t, shape, first)
   return v
 end
 
---- t:alive() -> t.  Raises where the tensor's numbers are gone.
+--- t:alive() -> t, whose numbers may be used: those of a parameter that are under way to this rank have come.
+-- Raises where the tensor's numbers are gone.
 function Tensor:alive()
   if not self.raw then
     c.fail("this tensor %s is dead: its scope has ended; return it from the scope, or t:keep() it there",
            self:describe())
   end
+  local s = self.lies_in
+  if s and s.gather then s:ready() end
   return self
 end
 
@@ -215,7 +219,6 @@ function Tensor:write(buffer, n)
            (n or self.count) * sizes[self.dtype])
   end
   local s = self.lies_in
-  if s then s:ready() end
   c.check(C.pg_tensor_write(self:alive().raw, 0, buffer, (n or self.count) * sizes[self.dtype]))
   if s then s:noted(self) end
   return self

@@ -62,7 +62,8 @@ int pg_shm_create(int ranks) {
     if (map == MAP_FAILED) {
         int why = errno;
         close(fd);
-        return pg_fail(PG_ECOMM, "shm: cannot map the ranks' shared block: %s", strerror(why));
+        return pg_fail(PG_ECOMM, "shm: cannot map the ranks' shared block: %s%s", strerror(why),
+                       why == EFBIG ? "; ulimit -f counts it as a file: raise that" : "");
     }
     shm_control *c = map;
     *c = (shm_control){.magic = SHM_MAGIC,

@@ -1,5 +1,6 @@
 /* main.c: from the command line to one of the two ways a pgrun goes: start ranks, or run Lua. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -48,6 +49,7 @@ static int start_ranks(const host_options *o, int argc, char **argv) {
 int main(int argc, char **argv) {
     host_options o;
     keep_standard_streams();
+    signal(SIGXFSZ, SIG_IGN); /* past ulimit -f a write fails, and is told of, instead of killing us */
     int rc = host_options_read(&o, argc, argv);
     if (rc) return rc;
     if (o.help) {

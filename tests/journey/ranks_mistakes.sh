@@ -152,6 +152,8 @@ RANK=2 WORLD_SIZE=2 fails 1 'RANK=2; it is an integer from 0 to 1' sum.lua
 RANK=0 fails 1 'RANK is set, WORLD_SIZE is not' sum.lua
 RANK=0 WORLD_SIZE=3 PGRUN_TIMEOUT=1 fails 1 'only 1 of 3 ranks joined within 1 s; missing: 1, 2' sum.lua
 RANK=1 WORLD_SIZE=3 PGRUN_TIMEOUT=1 fails 1 'rank 0 did not come within 1 s; start it on this host' sum.lua
+# the ranks' shared memory is a file to ulimit
+(ulimit -f 64; fails 1 'ulimit -f counts it as a file' -n 2 sum.lua; exit $failed) || failed=1
 # a rank that was killed while it waited for the others leaves nothing that the next job could meet
 RANK=0 WORLD_SIZE=2 MASTER_PORT=29871 "$PGRUN" sum.lua >/dev/null 2>&1 & first=$!
 sleep 0.3

@@ -54,13 +54,18 @@ local function random_numbers()
   return draw, function(seed) state = math.floor(tonumber(seed) or 1) % 2^31 end
 end
 
---- guard.libraries() -> math and os as lines see them: no draw from the recipe's numbers, no end of the process.
+--- guard.libraries() -> math, os and jit as lines see them: no draw from the recipe's numbers, no end of the process,
+-- nothing compiled, since that could not be stopped.
 function guard.libraries()
   local draw, seed = random_numbers()
   local function exit()
     error("os.exit: a line does not end the run; pgrun stop RUN does, Ctrl-D leaves the prompt", 2)
   end
-  return { math = setmetatable({ random = draw, randomseed = seed }, { __index = math }),
+  local function on()
+    error("jit.on: a line runs without the compiler, which is on again after it; compiled code could not be stopped", 2)
+  end
+  return { jit = setmetatable({ on = on }, { __index = jit }),
+           math = setmetatable({ random = draw, randomseed = seed }, { __index = math }),
            os = setmetatable({ exit = exit }, { __index = os }) }
 end
 

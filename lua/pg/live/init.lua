@@ -183,10 +183,12 @@ end
 
 -- On all ranks.
 function Run:run_line(text, trainer)
+  local kept = trainer.engine:keep() -- and nothing is under way: a line may look at all, and keep ranks apart
   local at_hand = { model = trainer.model, optim = trainer.optim, state = trainer.state, recipe = trainer.recipe,
                     trainer = trainer }
   local client = self.client
-  local said, well = self.session:run(text, { given = at_hand, client = client })
+  local said, well, hurt = self.session:run(text, { given = at_hand, client = client })
+  if hurt then trainer.engine:abandon(kept) end -- what it has begun of a step's work has no end
   graph.forget() -- it may have changed what a step does
   if host.rank == 0 and client then host.control_send(client, "R", (well and "+" or "-") .. said) end
 end

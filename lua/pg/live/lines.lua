@@ -106,6 +106,9 @@ function Session:call(code)
   return ok, (printed:gsub("\n$", "")), not ok or c.code == C.PG_ECOMM or c.code == C.PG_ECANCEL
 end
 
+-- Anchored: a pattern that may begin anywhere takes the square of the lines' lengths, a minute for one of 250 KB.
+local function last_line(text) return text:match "^.*\n(.*)$" or text end
+
 -- Run it, or stand aside; whoever waits for this rank in vain is told why.
 function Session:take_part(mine, code, where)
   local on_many = mesh.world.size > 1
@@ -116,7 +119,7 @@ function Session:take_part(mine, code, where)
   local ok, said, hurt = self:call(code)
   if not ok and on_many then
     host.nap(REST)
-    self.groups:cancel("its line failed: " .. said:match "[^\n]*$":gsub("^error: ", ""))
+    self.groups:cancel("its line failed: " .. last_line(said):gsub("^error: ", ""))
   end
   return ok, said, hurt
 end
@@ -173,16 +176,18 @@ function Session:protect(f, ...)
   return done(self:limited(function() return f(unpack(words, 1, n)) end, true))
 end
 
---- session:run(text, o) -> on the first rank what the ranks said (text), and whether all went well.  o: given (names
--- at hand in the line), client (whose interrupt stops it).
+--- session:run(text, o) -> on the first rank what the ranks said (text), and whether all went well; on all ranks
+-- whether groups were out of step and have been reformed.  o: given (names at hand in the line), client (whose
+-- interrupt stops it).
 function Session:run(text, o)
   o = o or {}
   self.number = self.number + 1
   self.given = o.given or {}
   local where, code = repl.where(text)
   local mine, wrong = labels.selects(where or "all", mesh)
-  if wrong then return host.rank == 0 and "error: " .. wrong or "", false end
+  if wrong then return host.rank == 0 and "error: " .. wrong or "", false, false end
   self.groups:prepare()
+  self.service:barrier() -- a rank may cancel them as soon as it runs the line, and others still be making theirs
   host.line_begin(self.number, self.prompt, o.client)
   local ok, said, hurt = self:framed(mine, code, where, self.given.model)
   local bad = self.service:sum_numbers({ hurt and 1 or 0 }, "max")[1] > 0
@@ -191,7 +196,8 @@ function Session:run(text, o)
   host.line_end()
   C.pg_comm_timeout(self.usual)
   c.collect() -- what the line left behind
-  return labels.join(answers)
+  local text_of_all, well = labels.join(answers)
+  return text_of_all, well, bad
 end
 
 return { new = new }

@@ -290,13 +290,10 @@ local free = { dropout = true, std = true, context = true }
 
 local function differ(path, was, is)
   if was == is or was == nil and is == nil then return end
-  c.fail("resume: %s was %s in the checkpoint, is %s now; set it back, or start a new run without --resume", path,
-         tostring(was), tostring(is))
+  error(("%s was %s in the checkpoint, is %s now; set it back"):format(path, tostring(was), tostring(is)), 0)
 end
 
---- checkpoint.fits(manifest, settings, data): raise, naming the field, where the training cannot go on under
--- these settings.  Steps, rates and batch may change.  data: samples and context of the training data.
-function checkpoint.fits(m, settings, data)
+local function fits(m, settings, data)
   local was, is = m.settings or {}, settings
   if type(was.model) == "table" and type(is.model) == "table" then
     differ("model", was.model.name, is.model.name)
@@ -314,8 +311,17 @@ function checkpoint.fits(m, settings, data)
   if d.seed then differ("data.seed", d.seed, is.data.seed) end
   if d.context then differ("data.context", d.context, data.context) end
   if d.samples and d.samples ~= data.samples then
-    c.fail("resume: the data had %d samples, has %d now, so that place %d of their order means another sample; give "
-           .. "the same data, or start a new run without --resume", d.samples, data.samples, m.position)
+    error(("the data had %d samples, has %d now, so that place %d of their order means another sample; give the same "
+           .. "data"):format(d.samples, data.samples, m.position), 0)
+  end
+end
+
+--- checkpoint.fits(manifest, settings, data, run): raise, naming run and field, where the training cannot go on under
+-- these settings.  Steps, rates and batch may change.  data: samples and context of the training data.
+function checkpoint.fits(m, settings, data, run)
+  local ok, why = pcall(fits, m, settings, data)
+  if not ok then
+    c.fail("resume from %s: %s, name another run with --resume=RUN, or start a new one without --resume", run, why)
   end
 end
 

@@ -7,6 +7,7 @@ local fs = require "pg.fs"
 local host = require "pg.host"
 local json = require "pg.json"
 local log = require "pg.log"
+local process = require "pg.live.process"
 
 local run = {}
 local ROOT = "runs"
@@ -129,7 +130,9 @@ function run.find(info)
     local folder = run.folder(name)
     if #checkpoint.list(folder) == 0 then
       if not fs.is_dir(folder) then
-        c.fail("--resume: %s has no checkpoint to go on from: there is no such folder", folder)
+        local near = c.nearest(name:match "[^/]*$", process.names())
+        c.fail("--resume: %s has no checkpoint to go on from: there is no such folder%s", folder,
+               near and "; did you mean --resume=" .. near .. "?" or "")
       end
       c.fail("--resume: %s has no checkpoint to go on from; start without --resume, under another name or after "
              .. "removing it, with save = { every = ... } in the recipe", folder)

@@ -39,6 +39,14 @@ function step.get(...)
   return unpack(out)
 end
 
+--- step.all() -> { NAME = number }, for step.set.
+function step.all()
+  local out = {}
+  c.check(C.pg_tensor_read(step.block().raw, 0, host, size * 8))
+  for name, at in pairs(slots) do out[name] = host[at] end
+  return out
+end
+
 --- step.random_base(seed, number) -> the random base of a step: an integer in [0, 2^53).
 function step.random_base(seed, number)
   local h = c.hash("step " .. tostring(c.int64(seed, "seed")) .. " " .. ("%d"):format(number))

@@ -81,7 +81,7 @@ function Trainer:open_folder(source)
     local from, m
     if source then
       from, m = checkpoint.newest(source, function(text) log.text("%s", text) end)
-      checkpoint.fits(m, self.settings, self.set.train)
+      checkpoint.fits(m, self.settings, self.set.train, source)
     end
     local stays = source and (not info.run or run.folder(info.run) == source)
     local folder = stays and source or run.place(info)

@@ -34,10 +34,14 @@ void host_request_stop(void) {
     if (claimed && !stop) stop = SIGTERM;
 }
 
+/* With a position where that is a line of the user's. */
 static void stop_hook(lua_State *L, lua_Debug *d) {
-    (void)d;
     lua_sethook(L, NULL, 0, 0);
-    if (pg_interrupted()) luaL_error(L, "interrupted");
+    if (!pg_interrupted()) return;
+    if (!lua_getinfo(L, "S", d) || strncmp(d->source, "@lua/pg/", 8))
+        luaL_error(L, "interrupted");
+    lua_pushliteral(L, "interrupted");
+    lua_error(L);
 }
 
 static void on_alarm(int signal_number) {

@@ -29,6 +29,9 @@ expect 0 "1	--some.field=3	--some.field=3" plain --some.field=3
 expect 0 "here" models/uses.lua
 expect 0 "here" uses
 expect 5 "early" -e 'print "early" os.exit(5)'
+# Ctrl-C in pgrun's own Lua: no lines of it
+timeout --foreground -s INT 1 env --default-signal=INT "$PGRUN" schedule 1f1b --stages=64 --micro=20000 >said 2>&1
+[ "$(cat said)" = "pgrun: interrupted" ] || complain "Ctrl-C in a verb: $(cat said)"
 expect 0 "LuaJIT" --version
 expect 0 "--memory SIZE" --help
 expect 0 "tokenize" help

@@ -56,7 +56,9 @@ refuse() { # CODE MESSAGE WORDS...
     grep -qF -- "$message" out || { cat out; echo "expected: $message"; exit 1; }
     if grep -q 'lua/pg/' out; then cat out; exit 1; fi
 }
-refuse 1 'runs/nothing is no run' nothing x
+refuse 1 'no run owm, did you mean own?; pgrun ps lists them' owm x
+mkdir runs/empty
+refuse 1 'runs/empty is no run (no recipe.json in it)' empty x
 refuse 2 'a run and a text are wanted, 1 words given' own
 refuse 2 'unknown option --tokns, did you mean --tokens?' own x --tokns=3
 refuse 2 '--tokens= is not a number' own x --tokens=

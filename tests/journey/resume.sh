@@ -96,6 +96,6 @@ rm -r runs/worn
 # without a name: the newest run of this recipe; and what cannot be done is said
 "$PGRUN" slow.lua --resume --steps=9 | grep -q 'run: runs/part2'
 if "$PGRUN" slow.lua --resume=whole --model.width=64 2> out; then exit 1; fi
-grep -q 'model.width was 32 in the checkpoint, is 64 now' out
-if "$PGRUN" slow.lua --resume=nothing 2> out; then exit 1; fi
-grep -q 'has no checkpoint to go on from' out
+grep -q 'resume from runs/whole: model.width was 32 in the checkpoint, is 64 now; .* --resume=RUN' out
+if "$PGRUN" slow.lua --resume=whale 2> out; then exit 1; fi
+grep -q 'runs/whale has no checkpoint to go on from: there is no such folder; did you mean --resume=whole?' out

@@ -108,6 +108,30 @@ function tests.test_a_trial_leaves_nothing()
   equal(trainer.state.step, 6)
 end
 
+-- What a file does before it returns (or returns nothing: a script that trains) is undone as well.
+function tests.test_a_file_leaves_nothing()
+  local model = 'require "models.gpt2" { blocks = 1, width = 32, heads = 2, vocab = 259, context = 32, dropout = 0.1 }'
+  swaps.base { model = model, steps = "6", more = [[loss = function(model, batch)
+    return pg.mul(model:loss(batch), pg.mean(pg.dropout(pg.ones { 64 }, 0.1)))
+  end,]] }
+  local want = run {}
+  local script = ([[
+    local model = pg.build(%s)
+    local optim = pg.optim.adamw(model:parameters(), { rate = 1e-3 })
+    local ids = pg.zeros({ 1, 32 }, "i32")
+    for _ = 1, 2 do
+      pg.mean(pg.dropout(model(ids), 0.5)):backward()
+      optim:step()
+    end]]):format(model)
+  -- stopped in the middle of a step
+  local stopped = 'require("pg.scope").open "step"\nrequire("pg.tape").enabled = false\nerror "in there"'
+  local got, answers = run { [3] = { script, stopped }, [4] = { script .. "\n" .. swaps.text() } }
+  swaps.holds(answers[1].text, "it returns nothing; a recipe is a table")
+  swaps.holds(answers[2].text, "in there")
+  taken(answers[3], 4)
+  swaps.same(got, want)
+end
+
 function tests.test_a_number_ends_the_trial()
   swaps.base { steps = "5" }
   local want = training.column(run {}, "loss")

@@ -2,8 +2,8 @@
 -- The newest checkpoint of a run goes on from a text.  The model is what the run's recipe says.
 local c = require "pg.c"
 local checkpoint = require "pg.checkpoint"
-local fs = require "pg.fs"
 local generate = require "pg.generate"
+local process = require "pg.live.process"
 local recipe = require "pg.recipe"
 local run = require "pg.run"
 local train = require "pg.train"
@@ -53,6 +53,7 @@ local function load_model(folder)
 end
 
 local name, prompt, o = arguments { ... }
-local folder = name:find "^%.%.?$" and name or run.folder(name)
-if not fs.is_dir(folder) and fs.is_dir(name) then folder = name end
+local folder, wrong = name, nil
+if not name:find "^%.%.?$" then folder, wrong = process.find(name) end
+if not folder then c.fail("generate: %s", wrong) end
 print(generate.text(load_model(folder), prompt, o))

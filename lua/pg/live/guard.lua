@@ -5,6 +5,7 @@ local c = require "pg.c"
 local elementwise = require "pg.ops.elementwise"
 local random = require "pg.random"
 local scope = require "pg.scope"
+local step = require "pg.step"
 local tape = require "pg.tape"
 
 local guard = {}
@@ -22,7 +23,7 @@ function guard.keep(model)
   for k, v in pairs(tape.context) do context[k] = v end
   return { enabled = tape.enabled, walking = tape.walking, remake = tape.remake, table = tape.context,
            context = context, depth = scope.depth(), calls = random.calls, dropouts = elementwise.dropout_calls,
-           gradients = gradients(model) }
+           step = step.all(), gradients = gradients(model) }
 end
 
 --- guard.restore(kept)
@@ -32,6 +33,7 @@ function guard.restore(kept)
   for k in pairs(kept.table) do if kept.context[k] == nil then kept.table[k] = nil end end
   for k, v in pairs(kept.context) do kept.table[k] = v end
   random.calls, elementwise.dropout_calls = kept.calls, kept.dropouts
+  step.set(kept.step)
   for _, g in ipairs(kept.gradients) do
     if g.grad and g.p.grad ~= g.grad then g.p.grad = g.grad end
     g.p.grad_fresh = g.fresh

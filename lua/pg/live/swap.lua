@@ -10,6 +10,7 @@ local agree = require "pg.agree"
 local budget = require "pg.live.budget"
 local c = require "pg.c"
 local groups = require "pg.live.groups"
+local guard = require "pg.live.guard"
 local host = require "pg.host"
 local journal = require "pg.live.journal"
 local log = require "pg.log"
@@ -80,14 +81,24 @@ local function first_fault(ok, message, info, axis)
   return { reason = reason, rank = rank, field = field ~= "" and field or nil }
 end
 
+-- The offer read, compiled, made and tried on this rank -> went well, the offer, why not, why it was not even read.
+-- Its code may be stopped anywhere: what it changed of the process is put back.
+local function prepared(trainer, path, protect, new)
+  local kept = guard.keep()
+  local offer, unread = sources.offer(path, protect)
+  local ok, message = not unread, unread
+  if ok then ok, message = agree.try(prepare.run, trainer, offer, path, protect, new) end
+  guard.restore(kept)
+  return ok, offer, message, unread
+end
+
 --- swap.offer(trainer, path, session, reply): on all ranks, between two steps.  session: of lines.lua; reply(kind,
 -- text, offer): on the first rank, once it is known: now, or after the next step.  Where the ranks agree,
 -- trainer.change is set and the next step is swap.first_step.
 function swap.offer(trainer, path, session, reply)
   local began, protect, new = C.pg_time(), limits(session), {}
-  local offer, unread = sources.offer(path, protect)
+  local ok, offer, message, unread = prepared(trainer, path, protect, new)
   if unread then return refuse(trainer, offer, { reason = unread, rank = 0 }, reply) end
-  local ok, message = agree.try(prepare.run, trainer, offer, path, protect, new)
   zero.ready(trainer.engine.segments) -- before the vote: nobody waits in there when a rank gives up the step
   local wrong = first_fault(ok, message, new.info, session.service)
   if wrong then

@@ -38,8 +38,7 @@ void host_request_stop(void) {
 static void stop_hook(lua_State *L, lua_Debug *d) {
     lua_sethook(L, NULL, 0, 0);
     if (!pg_interrupted()) return;
-    if (!lua_getinfo(L, "S", d) || strncmp(d->source, "@lua/pg/", 8))
-        luaL_error(L, "interrupted");
+    if (!lua_getinfo(L, "S", d) || strncmp(d->source, "@lua/pg/", 8)) luaL_error(L, "interrupted");
     lua_pushliteral(L, "interrupted");
     lua_error(L);
 }

@@ -49,8 +49,8 @@ static int start_ranks(const host_options *o, int argc, char **argv) {
 int main(int argc, char **argv) {
     host_options o;
     keep_standard_streams();
-    signal(SIGXFSZ,
-           SIG_IGN); /* past ulimit -f a write fails, and is told of, instead of killing us */
+    /* past ulimit -f a write fails, and is told of, instead of killing us */
+    signal(SIGXFSZ, SIG_IGN);
     int rc = host_options_read(&o, argc, argv);
     if (rc) return rc;
     if (o.help) {

@@ -194,13 +194,19 @@ line("| layout | loss, step 1 | step %d | differs, step 1 | through %d | gradien
 line "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 local alone, why = run(shape, "one card", {})
 row("one card", alone, {}, not alone and why or nil)
+
+local function against_one(name, layout, more)
+  local result, fault = run(shape, name, layout, more)
+  local agreed = result and agreement.compare(result.records, alone.records, o.precision)
+  row(name, result, agreed, fault or agreed and agreed.fault)
+end
+
+if alone then against_one("one card again", {}) end -- what the training differs by of itself
 local ran = 0
 for _, layout in ipairs(alone and layouts or {}) do
   local name = layout[1]
   if cards_of(layout[2]) <= o.cards and name:find(o.only, 1, true) then
-    local result, fault = run(shape, name, layout[2], layout[3])
-    local agreed = result and agreement.compare(result.records, alone.records, o.precision)
-    row(name, result, agreed, fault or agreed and agreed.fault)
+    against_one(unpack(layout))
     ran = ran + 1
   end
 end

@@ -81,7 +81,7 @@ static int join_world(const pg_ranks *r) {
     nccl.size = r->size;
     if (control && !cuda.shared) PG_TRY(refuse_sharing(g));
     snprintf(id, sizeof id, "pgrun-%d", r->rank);
-    if (cuda.shared) setenv("NCCL_HOSTID", id, 0); /* else NCCL refuses; so it goes by sockets */
+    if (cuda.shared) setenv("NCCL_HOSTID", id, 1); /* else NCCL refuses; so it goes by sockets */
     PG_TRY(nccl_watch_start());
     PG_TRY(nccl_connect(g));
     /* once more: exit handlers run backwards, and those of CUDA and NCCL that came since would take

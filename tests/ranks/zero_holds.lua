@@ -21,6 +21,12 @@ local function same(got, want, what)
   end
 end
 
+-- The same where sums of more than two addends are made in one order: a GPU's order is that of places in a message.
+local function alike(got, want, what)
+  if c.device() ~= "cuda" then return same(got, want, what) end
+  for name, w in pairs(want) do check.close(got[name], w, check.f32) end
+end
+
 -- A step as a trainer makes it, from a function that gives a loss.
 local function trainer_step(optim, loss_of)
   local sending = reducer.new(optim.segments, true)
@@ -180,7 +186,7 @@ for _, step_of in ipairs { trainer_step, plain_step } do
     same(pieces.weights(m), before, "after the refused step")
     take()
     want = want or pieces.weights(m)
-    same(pieces.weights(m), want, ("zero %d, after an inf"):format(level % 4))
+    alike(pieces.weights(m), want, ("zero %d, after an inf"):format(level % 4))
   end
 end
 
@@ -203,7 +209,7 @@ for _, step_of in ipairs { trainer_step, plain_step } do
     local m, take = chain(level % 4, Fork(), step_of, sgd, level > 3 and 0 or nil)
     for _ = 1, 3 do take() end
     want = want or pieces.weights(m)
-    same(pieces.weights(m), want, ("zero %d, a branch on one rank"):format(level % 4))
+    alike(pieces.weights(m), want, ("zero %d, a branch on one rank"):format(level % 4))
   end
 end
 

@@ -95,12 +95,13 @@ static int first_failed(lua_State *L) {
     return 1;
 }
 
-/* source(name) -> text, path | nil.  name as in messages: "models/tiny.lua", "lua/pg/help/x.md".
- * path is "" for a copy inside the program. */
+/* source(name) -> text, path | nil.  name as in messages: "lua/pg/help/x.md" is pgrun's own; any other
+ * is what the command line would mean by it.  path is "" for a copy inside the program. */
 static int source(lua_State *L) {
     const char *name = luaL_checkstring(L, 1);
     host_source s;
-    if (!host_find_file(name, &s) && !host_find_script(name, &s)) return 0;
+    int ours = !strncmp(name, "lua/pg/", 7);
+    if (!(ours ? host_find_file(name, &s) : host_find_script(name, &s))) return 0;
     lua_pushlstring(L, s.text, s.bytes);
     lua_pushstring(L, s.path);
     host_source_free(&s);

@@ -28,6 +28,10 @@ expect 1 "(command line):1:" -e 'nothing.at.all()'
 expect 0 "1	--some.field=3	--some.field=3" plain --some.field=3
 expect 0 "here" models/uses.lua
 expect 0 "here" uses
+# a file of the user's that is called as one of ours is what its name means: to a run, its watch and a swap, too
+echo 'print "mine"' >models/tiny.lua
+expect 0 "mine" models/tiny.lua
+expect 0 "$PWD/models/tiny.lua" -e 'print(select(2, require("pg.host").source("models/tiny.lua")))'
 expect 5 "early" -e 'print "early" os.exit(5)'
 # Ctrl-C in pgrun's own Lua: no lines of it
 timeout --foreground -s INT 1 env --default-signal=INT "$PGRUN" schedule 1f1b --stages=64 --micro=20000 >said 2>&1

@@ -348,7 +348,9 @@ int pg_barrier(pg_comm *c);
 int pg_work_wait(pg_work *w);     /* waits and frees */
 int pg_work_done(pg_work *w);     /* 1 done, 0 not yet, negative failed; does not free */
 void pg_work_drop(pg_work *w);    /* nobody will wait: freed once it is done; never blocks */
-void pg_comm_timeout(double seconds); /* default PGRUN_TIMEOUT, else 600 */
+/* Seconds that ranks wait for each other, set where above 0; returns what held before: at first
+ * PGRUN_TIMEOUT, else 600. */
+double pg_comm_timeout(double seconds);
 /* Break every waiting and future call on c, on all its ranks, with PG_ECANCEL; then all its ranks
  * call pg_comm_reform to use it again.  One rank's cancel is enough. */
 int pg_comm_cancel(pg_comm *c, const char *reason);

@@ -7,8 +7,8 @@ local C, ffi = c.C, c.ffi
 
 -- What of a layout is not an axis: zero (stage 0 to 3), sequence (norms and dropout of tensor parallel ranks on
 -- rows of their own), tp_chunks (pieces in which those rows travel while products run; nil: as the device likes).
--- waited: seconds that this process has waited for others so far.  limit: seconds that it waits in one collective.
-local mesh = { layout = { zero = 0, sequence = false }, waited = 0, limit = tonumber(os.getenv "PGRUN_TIMEOUT") or 600 }
+-- waited: seconds that this process has waited for others so far.
+local mesh = { layout = { zero = 0, sequence = false }, waited = 0 }
 local names = { "pp", "dp", "tp" }
 local Axis = {}
 Axis.__index = Axis
@@ -93,14 +93,15 @@ end
 
 --- mesh.patient(seconds, f, ...) -> what f returns; in it ranks wait that much longer for one another.  For what takes
 -- a rank long although all is well.  All ranks call it.
-local function patient_no_more(ok, ...)
-  C.pg_comm_timeout(mesh.limit)
+local function patient_no_more(usual, ok, ...)
+  C.pg_comm_timeout(usual)
   if not ok then error((...), 0) end
   return ...
 end
 function mesh.patient(seconds, f, ...)
-  C.pg_comm_timeout(mesh.limit + seconds)
-  return patient_no_more(pcall(f, ...))
+  local usual = C.pg_comm_timeout(0)
+  C.pg_comm_timeout(usual + seconds)
+  return patient_no_more(usual, pcall(f, ...))
 end
 
 --- axis:group(members, name) -> an axis of those of its ranks that `members` lists (0-based, this one among

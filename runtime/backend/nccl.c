@@ -14,7 +14,7 @@
 
 static void end_process(int status, void *unused);
 
-nccl_world nccl = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 600};
+nccl_world nccl = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void timeout(double seconds) {
     if (!(seconds > 0)) return;

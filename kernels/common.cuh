@@ -132,18 +132,6 @@ template <typename R> __device__ __forceinline__ R row_sum(R v, R *space) {
     __syncthreads();
     return warp_sum(lane < (int)blockDim.x / 32 ? line[lane] : (R)0);
 }
-/* Two sums at once; space: 32 numbers a row for each. */
-template <typename R> __device__ __forceinline__ void row_sums(R &a, R &b, R *space) {
-    a = warp_sum(a), b = warp_sum(b);
-    if (blockDim.x == 32) return;
-    R *line = space + 64 * threadIdx.y;
-    int lane = threadIdx.x % 32;
-    __syncthreads();
-    if (lane == 0) line[threadIdx.x / 32] = a, line[32 + threadIdx.x / 32] = b;
-    __syncthreads();
-    a = warp_sum(lane < (int)blockDim.x / 32 ? line[lane] : (R)0);
-    b = warp_sum(lane < (int)blockDim.x / 32 ? line[32 + lane] : (R)0);
-}
 template <typename R> __device__ __forceinline__ R row_max(R v, R *space) {
     v = warp_max(v);
     if (blockDim.x == 32) return v;

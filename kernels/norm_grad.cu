@@ -10,7 +10,7 @@
  * those sums.  Other rows, and very long ones, are read as they come.
  * Bytes moved, for n x d numbers of bf16: 6 n d (dy, x, dx), 8 n d with a base or where dx is added
  * to; and the lines of scratch, PARTS * d * 4 written and read, which mostly stays in the L2 cache. */
-#include "norm.cuh"
+#include "common.cuh"
 
 #include <cuda_pipeline.h>
 

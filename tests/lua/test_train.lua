@@ -29,6 +29,17 @@ end
 
 function tests.test_recomputation_gives_the_same_bits() check.equal(losses { recompute = "block" }, losses()) end
 
+-- The switch is the process's: each run sets it.  Only GPUs have it do something.
+function tests.test_tf32_is_a_precision_of_its_own()
+  local want = losses()
+  local got = losses { precision = "tf32" }
+  check.equal(c.C.pg_allow_tf32(0), 1)
+  if c.device() == "cpu" then check.equal(got, want) else check.close(got, want, 1e-2) end
+  c.C.pg_allow_tf32(1)
+  check.equal(losses(), want)
+  check.equal(c.C.pg_allow_tf32(0), 0)
+end
+
 function tests.test_a_record_has_the_keys_that_are_promised()
   local records = run { data = { text = training.text(500), batch = 8, held_out = 0.2 }, eval = { every = 2 } }
   local names = {}

@@ -140,9 +140,7 @@ static const pg_backend *find(const char *name) {
 static int64_t default_limit(void) {
     int64_t there = device->memory->available();
     if (!device->memory->host_visible) return there / 100 * 97;
-    const char *ranks = getenv("LOCAL_WORLD_SIZE");
-    long long n = ranks ? atoll(ranks) : 1;
-    return there / 10 * 9 / (n > 0 ? n : 1);
+    return there / 10 * 9 / pg_ranks_here();
 }
 
 int pg_init(const char *name, int64_t memory_limit) {

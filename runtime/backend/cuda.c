@@ -104,10 +104,8 @@ static int sync_device(void) {
 
 static int64_t available(void) {
     size_t left, all;
-    const char *ranks = getenv("LOCAL_WORLD_SIZE");
-    int n = cuda.shared && ranks ? atoi(ranks) : 1;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) return 0;
-    return (int64_t)left / (n > 0 ? n : 1);
+    return (int64_t)left / (cuda.shared ? pg_ranks_here() : 1);
 }
 
 static int set(void *block, int byte, int64_t bytes) {

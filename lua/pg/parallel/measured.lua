@@ -129,7 +129,7 @@ function measured.draw(m, simulated, width)
   return ("measured\n%s\n\nsimulated\n%s"):format(draw.text(m.timeline, o), draw.text(simulated, o))
 end
 
--- What the timelines of a picture have in common, or not: "4 stages on cpu, 2 stages on cpu".
+-- Where the timelines of a picture come from, each once: "4 stages on cpu, 2 stages on cpu".
 local function stages_of(list)
   local parts, seen = {}, {}
   for _, pair in ipairs(list) do

@@ -92,7 +92,7 @@ template <typename T, int WIDTH>
 static int launch(void *out, void *lse, const pg_attn_args *a, pg_stream s) {
     int64_t tiles = (a->rows + engine<T>::TILE - 1) / engine<T>::TILE;
     attention_kernel<T, WIDTH>
-        <<<(unsigned)(a->batch * a->heads * tiles), engine<T>::THREADS, 0, (cudaStream_t)s>>>(
+        <<<cuda_blocks(a->batch * a->heads * tiles), engine<T>::THREADS, 0, (cudaStream_t)s>>>(
             (T *)out, (real<T> *)lse, *a, attention_wide<T>(a));
     return cuda_launched("attention");
 }

@@ -189,8 +189,8 @@ template <typename T, int WIDTH> static int launch(const grad_args<T> &t, pg_str
     const pg_attn_args &a = t.a;
     cudaStream_t s = (cudaStream_t)stream;
     constexpr int TILE = engine<T>::TILE, THREADS = engine<T>::THREADS;
-    unsigned rows = (unsigned)(a.batch * a.heads * ((a.rows + TILE - 1) / TILE));
-    unsigned keys = (unsigned)(a.batch * a.kv_heads * ((a.keys + TILE - 1) / TILE));
+    unsigned rows = cuda_blocks(a.batch * a.heads * ((a.rows + TILE - 1) / TILE));
+    unsigned keys = cuda_blocks(a.batch * a.kv_heads * ((a.keys + TILE - 1) / TILE));
     if (rows) attention_dq_kernel<T, WIDTH><<<rows, THREADS, 0, s>>>(t);
     if constexpr (WIDTH <= 128) {
         if (keys && (t.dk || t.dv))

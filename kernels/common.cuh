@@ -156,6 +156,9 @@ static inline int cuda_grid(int64_t items, int block) {
     return (int)pg_max64(1, pg_min64((items + block - 1) / block, 16 * (int64_t)cuda_sm_count()));
 }
 
+/* Blocks for that many rows or tiles, one each; what no grid can hold stays so, and the launch fails. */
+static inline unsigned cuda_blocks(int64_t n) { return (unsigned)pg_min64(n, UINT32_MAX); }
+
 /* Threads for rows of that many items: a row gets up to `most` of them (a power of two from 32 on),
  * and rows share a block until it has `together`. */
 static inline dim3 cuda_row_block(int64_t items, int most, int together = 256) {

@@ -114,7 +114,7 @@ template <typename T, bool centred> static void norm(norm_value<T> a, cudaStream
     CUDA_WIDE(cuda_aligned(a.y, a.sum, a.x, a.r, a.w, a.b) && a.d * sizeof(T) % 16 == 0, T,
               dim3 block = cuda_row_block((a.d / W + KEEP - 1) / KEEP, 1024);
               norm_kernel<T, W, centred>
-              <<<(unsigned)((a.n + block.y - 1) / block.y), block, 0, s>>>(a))
+              <<<cuda_blocks((a.n + block.y - 1) / block.y), block, 0, s>>>(a))
 }
 
 int cuda_rmsnorm(void *y, void *sum, void *rstd, const void *x, const void *r, const void *w,

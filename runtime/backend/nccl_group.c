@@ -5,6 +5,7 @@
  * communicators until the process ends: ranks free at different times, whenever Lua collects, and a
  * communicator must not go while a peer still reads from its buffers. */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
+#include "../base/system.h"
 #include "nccl.h"
 
 #include <stdio.h>
@@ -122,7 +123,10 @@ int nccl_split(void **impl, void *parent, const int32_t *ranks, int n, const cha
     PG_TRY(rc);
     if (of->control) PG_TRY(shm_split(&control, of->control, ranks, n, name));
     int *members = calloc((size_t)n, sizeof *members);
-    if (!members) return pg_fail(PG_ENOMEM, "comm_split %s: out of memory", name);
+    if (!members) {
+        shm_free(control);
+        return pg_fail(PG_ENOMEM, "comm_split %s: out of memory", name);
+    }
     for (int i = 0; i < n; i++) {
         members[i] = of->members[ranks[i]];
         if (ranks[i] == of->rank) rank = i;
@@ -132,6 +136,7 @@ int nccl_split(void **impl, void *parent, const int32_t *ranks, int n, const cha
     if (rc == PG_OK) rc = nccl_connect(g);
     if (rc == PG_OK) *impl = g;
     else if (g) nccl_free(g);
+    else shm_free(control); /* NULL does nothing */
     return rc;
 }
 
@@ -274,7 +279,7 @@ void nccl_close(void) {
     for (nccl_group *g = nccl.groups; g; g = g->next)
         g->control = NULL; /* leaves in one with shm */
     pthread_mutex_unlock(&nccl.lock);
-    if (pthread_create(&thread, NULL, close_all, NULL)) return;
+    if (pg_thread_start(&thread, close_all, NULL)) return;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += CLOSE_SECONDS;
     if (pthread_timedjoin_np(thread, NULL, &until)) pthread_detach(thread);

@@ -31,19 +31,13 @@ typedef struct { /* the answer; a file descriptor comes with it where it is welc
     char text[252];
 } answer;
 
-/* FNV-1a, Fowler, Noll and Vo: only to keep long names of hosts and jobs within a socket's name. */
-static uint64_t fold_name(const char *host, const char *job) {
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (const char *s = host; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3ull;
-    h = (h ^ '/') * 0x100000001b3ull;
-    for (const char *s = job; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3ull;
-    return h;
-}
-
+/* A hash of host and job: long ones would not fit a socket's name. */
 static socklen_t address(struct sockaddr_un *a, const char *host, int port, const char *job) {
+    uint64_t where = pg_hash(host, (int64_t)strlen(host), 0);
+    where = pg_hash(job, (int64_t)strlen(job), where);
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "pgrun-%u-%d-%016llx",
-                     (unsigned)geteuid(), port, (unsigned long long)fold_name(host, job));
+                     (unsigned)geteuid(), port, (unsigned long long)where);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 

@@ -438,7 +438,6 @@ typedef struct pg_tokens pg_tokens;
  * -1 = uint16 as nanoGPT.  vocab > 0: ids are checked when they are read. */
 int pg_tokens_open(pg_tokens **out, const char *pattern, int dtype, int64_t vocab);
 int64_t pg_tokens_count(const pg_tokens *s);       /* tokens over all files */
-int64_t pg_tokens_files(const pg_tokens *s);
 /* Copy [start, start + n) to dst (host).  An id >= vocab is PG_EINVAL naming file, offset, id. */
 int pg_tokens_read(const pg_tokens *s, int64_t start, int64_t n, int32_t *dst);
 void pg_tokens_close(pg_tokens *s);

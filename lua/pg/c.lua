@@ -5,7 +5,7 @@ local ffi = require "ffi"
 ffi.cdef((require("pg.header"):gsub("\n#[^\n]*", "\n")))
 local C = ffi.C
 
-local c = { C = C, ffi = ffi, NULL = nil }
+local c = { C = C, ffi = ffi }
 
 -- Frames of these chunks are ours; a message points at the first frame that is none of them.
 local function is_ours(source)

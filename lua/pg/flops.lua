@@ -35,11 +35,7 @@ function flops.card()
   return ffi.string(C.pg_version_info()):match "\n?GPU 0%s+([^\n,]+)"
 end
 
-local function elements(p)
-  local n = 1
-  for _, d in ipairs(p.whole or p.shape) do n = n * d end
-  return n
-end
+local function elements(p) return c.product(p.whole or p.shape) end
 
 --- flops.token(model, context) -> causal, full: operations for one token, forward and backward.  Counts the
 -- whole model, also what other ranks hold.

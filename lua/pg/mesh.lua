@@ -91,6 +91,22 @@ function mesh.build(layout)
   return mesh
 end
 
+--- mesh.share(batch, dp, micro) -> the sequences of a rank, and of a micro-batch (micro, or all of them): what `batch`
+-- sequences are cut into over dp ranks.
+function mesh.share(batch, dp, micro)
+  if batch % dp ~= 0 then
+    c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
+           math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
+  end
+  local rows = batch / dp
+  micro = c.int(micro or rows, "micro")
+  if micro < 1 or rows % micro ~= 0 then
+    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
+           micro, rows, batch, dp, rows)
+  end
+  return rows, micro
+end
+
 --- mesh.patient(seconds, f, ...) -> what f returns; in it ranks wait that much longer for one another.  For what takes
 -- a rank long although all is well.  All ranks call it.
 local function patient_no_more(usual, ok, ...)

@@ -22,7 +22,7 @@ local function part_of(o, columns, name)
            name, size)
   end
   local vocab = o.vocab or first + valid
-  return { axis = o.axis, size = size, first = first, valid = valid, vocab = vocab, ignore = o.ignore or -100,
+  return { axis = o.axis, size = size, first = first, valid = valid, vocab = vocab, ignore = o.ignore or c.IGNORE,
            step = o.step, whole = size == 1 and first == 0 and valid == columns and vocab == columns }
 end
 

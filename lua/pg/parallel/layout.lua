@@ -74,19 +74,9 @@ end
 --- layout.share(l, batch, micro) -> micro: sequences of a micro-batch (given, or all of a rank's share), after checks
 -- of the batch over dp, and of the schedule.
 function layout.share(l, batch, micro)
-  local dp = l.dp
-  if batch % dp ~= 0 then
-    c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
-           math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
-  end
-  local rows = batch / dp
-  micro = micro or rows
-  if rows % micro ~= 0 then
-    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
-           micro, rows, batch, dp, rows)
-  end
-  layout.check_schedule(l, rows / micro)
-  return micro
+  local rows, sequences = mesh.share(batch, l.dp, micro)
+  layout.check_schedule(l, rows / sequences)
+  return sequences
 end
 
 -- ---- memory ----

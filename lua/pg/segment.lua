@@ -44,7 +44,7 @@ end
 
 -- A hash of a tensor's bytes, as two numbers that a double holds exactly.
 local function hash(t)
-  local n = t.count * tonumber(C.pg_dtype_size(Tensor.codes[t.dtype]))
+  local n = t.count * Tensor.sizes[t.dtype]
   local bytes = ffi.new("uint8_t[?]", math.max(n, 1))
   c.check(C.pg_tensor_read(t:alive().raw, 0, bytes, n))
   local h = C.pg_hash(bytes, n, 0)

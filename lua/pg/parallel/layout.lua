@@ -8,6 +8,7 @@ local mesh = require "pg.mesh"
 local params = require "pg.params"
 local parts = require "pg.parallel.parts"
 local schedule = require "pg.parallel.schedule"
+local Tensor = require "pg.tensor"
 local zero = require "pg.parallel.zero"
 
 local layout = {}
@@ -81,8 +82,6 @@ end
 
 -- ---- memory ----
 
-local sizes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
-
 -- Parameters of the fullest stage, as far as can be known before they are cut over tp.
 local function fullest(model, plan, tp)
   local most = 0
@@ -107,7 +106,7 @@ end
 -- Weights, gradients and moments (with masters) alone must fit into the smallest rank's memory.
 local function check_memory(model, plan, l, o)
   local limit = mesh.world:sum_numbers({ pg.memory().limit }, "min")[1]
-  local n, dtype, share = fullest(model, plan, l.tp), sizes[o.dtype or "f32"], l.dp
+  local n, dtype, share = fullest(model, plan, l.tp), Tensor.sizes[o.dtype or "f32"], l.dp
   local held = dtype == 2 and 2 or 0 -- bytes of a master beside the weight
   local weights = n * dtype / (l.zero >= 3 and share or 1)
   local gradients = n * math.max(dtype, 4) / (l.zero >= 2 and share or 1)

@@ -9,7 +9,6 @@
 -- (zero.outside lists them).
 -- A segment counts who needs it (s.held): tied weights are needed by two items.  One that nobody needs stays until
 -- another is brought: the last item's backward follows its forward.
-local c = require "pg.c"
 local mesh = require "pg.mesh"
 local tape = require "pg.tape"
 local Tensor = require "pg.tensor"

@@ -1,10 +1,10 @@
 /* attention_grad.cu: gradients of our own attention, the same bits in every run.
  *
- * Formulas: attention_grad.c.  Two passes, so that no two blocks add to one number.  The first has a
- * tile of query rows, walks over the keys and gives dq; the second has a tile of keys of one key
+ * Formulas: attention_grad.c.  Two passes, so that no two blocks add to one number.  The first has
+ * a tile of query rows, walks over the keys and gives dq; the second has a tile of keys of one key
  * head, walks over the heads of its group and their query rows in order and gives dk and dv.  Both
- * work the scores out again from lse.  The first also leaves two numbers of each row for the second:
- * delta, and the inverse of the row's sum, which is 1 but for the rounding of lse.
+ * work the scores out again from lse.  The first also leaves two numbers of each row for the
+ * second: delta, and the inverse of the row's sum, which is 1 but for the rounding of lse.
  * Grid: batch * heads * tiles of rows, then batch * kv_heads * tiles of keys; block: 128 threads
  * (bf16, f16) or 256.  Seven products of tiles where five would do with atomics.
  * Products of tiles: attention_tile.cuh; forward: attention.cu. */

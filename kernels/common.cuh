@@ -156,7 +156,8 @@ static inline int cuda_grid(int64_t items, int block) {
     return (int)pg_max64(1, pg_min64((items + block - 1) / block, 16 * (int64_t)cuda_sm_count()));
 }
 
-/* Blocks for that many rows or tiles, one each; what no grid can hold stays so, and the launch fails. */
+/* Blocks for that many rows or tiles, one each; what no grid can hold stays so,
+ * and the launch fails. */
 static inline unsigned cuda_blocks(int64_t n) { return (unsigned)pg_min64(n, UINT32_MAX); }
 
 /* Threads for rows of that many items: a row gets up to `most` of them (a power of two from 32 on),
@@ -196,9 +197,9 @@ template <typename... P> static inline int cuda_aligned(P... pointers) {
                        pg_dtype_name(dtype));                                                      \
     }
 
-/* The statement for T and Y, the number types of inputs and of an output that may be f32 beside bf16
- * and f16.  Y is never narrower than T, so W counts 16 bytes of Y: then a warp's accesses on both
- * sides fill whole sectors of 32 bytes, which two halves of a 32-byte pack would not. */
+/* The statement for T and Y, the number types of inputs and of an output that may be f32 beside
+ * bf16 and f16.  Y is never narrower than T, so W counts 16 bytes of Y: then a warp's accesses on
+ * both sides fill whole sectors of 32 bytes, which two halves of a 32-byte pack would not. */
 #define CUDA_MIXED(op, dtype, dtype_y, ...)                                                        \
     if ((dtype_y) == (dtype)) {                                                                    \
         CUDA_FLOATING(op, dtype, typedef T Y; __VA_ARGS__)                                         \

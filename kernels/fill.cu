@@ -66,7 +66,8 @@ template <typename To, typename From> __device__ __forceinline__ To convert(From
     else return from_double<To>(to_double(x));
 }
 
-/* W = 4: between 4 and 32 bytes a thread on each side.  Moves n (size of From + size of To) bytes. */
+/* W = 4: between 4 and 32 bytes a thread on each side.  Moves
+ * n (size of From + size of To) bytes. */
 template <typename To, typename From, int W>
 __global__ void cast_kernel(To *y, const From *x, int64_t n) {
     for (int64_t i = W * grid_thread(); i < n; i += W * grid_threads()) {

@@ -13,7 +13,8 @@
 #include "ids.h"
 
 #define SUM_THREADS 1024
-/* Three rows at a time on a multiprocessor, so that one's joining hides behind the others' loads. */
+/* Three rows at a time on a multiprocessor, so that one's joining hides
+ * behind the others' loads. */
 #define LOSS_BOUNDS(T) __launch_bounds__(512, sizeof(T) == 8 ? 1 : 3)
 
 /* Room for the sums of a block of one row. */
@@ -22,8 +23,8 @@ template <typename T> struct row_space {
     double sum[32];
 };
 
-/* *most = max x; returns the sum of exp(x - max): equal for all threads of the block.  A NaN among x
- * may miss the maximum, never the sum. */
+/* *most = max x; returns the sum of exp(x - max): equal for all threads of the block.  A NaN among
+ * x may miss the maximum, never the sum. */
 template <typename T, int W>
 __device__ __forceinline__ double row_exponentials(const T *x, int64_t v, real<T> *most,
                                                    row_space<T> *space) {

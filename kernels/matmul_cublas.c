@@ -1,7 +1,7 @@
 /* matmul_cublas.c: cuda_gemm: which part of a product cuBLASLt does, and which is finished by hand.
  *
- * The library adds a bias or beta c to any product, and GELU in the tanh form (with the value before
- * it), or the slope of it, to half precision ones without beta.  Its GELU in f32 may be an
+ * The library adds a bias or beta c to any product, and GELU in the tanh form (with the value
+ * before it), or the slope of it, to half precision ones without beta.  Its GELU in f32 may be an
  * approximation, and the exact GELU it does not have: there the product comes first, and
  * matmul_finish.cu or elementwise.cu goes over it once more.  The same where the heuristics know no
  * algorithm for a combination. */

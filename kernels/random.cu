@@ -2,9 +2,9 @@
  * random.c for the same (seed, key, index).
  *
  * Uniform numbers and masks are equal to the bit; normals are computed in double and may differ in
- * its last bits, where one compiler fuses a multiply and an add and the other does not.  Grid-stride
- * loops, 256 threads a block.  A thread takes a pack, and computes a Philox block only where the
- * index leaves the last one. */
+ * its last bits, where one compiler fuses a multiply and an add and the other does not.
+ * Grid-stride loops, 256 threads a block.  A thread takes a pack, and computes a Philox block only
+ * where the index leaves the last one. */
 #include "common.cuh"
 #include "philox.h"
 

@@ -98,8 +98,8 @@ __device__ bool enough(const row_weights &w, beginning b, int count, int rule, d
     return rule == MORE_THAN ? size > goal : size >= goal;
 }
 
-/* The shortest beginning with enough; all of the row where there is none.  Weights lie in [0,1], and
- * the bits of such doubles are ordered as they are. */
+/* The shortest beginning with enough; all of the row where there is none.  Weights lie in [0,1],
+ * and the bits of such doubles are ordered as they are. */
 __device__ beginning shortest(const row_weights &w, int count, int rule, double goal) {
     beginning b = {0, w.v - 1};
     if (w.sorted) {

@@ -247,8 +247,8 @@ static inline void near_named(const twin_array *a, double limit, double least, c
     free(got);
 }
 #define near(a, limit) near_named(&(a), limit, 0, #a, __FILE__, __LINE__)
-/* For sums whose addends may cancel to next to nothing, such as a lone one: least is a small part of
- * the norm that sums of so many have as a rule. */
+/* For sums whose addends may cancel to next to nothing, such as a lone one: least is a small part
+ * of the norm that sums of so many have as a rule. */
 #define near_sum(a, limit, least) near_named(&(a), limit, least, #a, __FILE__, __LINE__)
 /* The same numbers. */
 #define same(a) near_named(&(a), 0, 0, #a, __FILE__, __LINE__)

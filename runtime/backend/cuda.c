@@ -1,8 +1,8 @@
 /* cuda.c: the CUDA backend: one GPU for the process, its memory, and the door of libpg_cuda.so.
  *
- * Opened by backend.c at the first tensor; nothing here runs before, so a launcher may fork.  Numbers
- * between pageable host memory and the device pass through pinned pieces of our own: the caller's
- * memory is free on return, and small writes never wait for the device. */
+ * Opened by backend.c at the first tensor; nothing here runs before, so a launcher may fork.
+ * Numbers between pageable host memory and the device pass through pinned pieces of our own: the
+ * caller's memory is free on return, and small writes never wait for the device. */
 #include "cuda_device.h"
 #include "nccl.h"
 #include "ranks.h"

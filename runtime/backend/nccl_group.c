@@ -1,9 +1,9 @@
 /* nccl_group.c: groups: making their communicators, freeing, cancelling, starting afresh, ending.
  *
- * Only the listed ranks of a group call split, so each group is made from an id of its own, which its
- * first rank hands round (ncclCommSplit would need all ranks of the parent).  A freed group keeps its
- * communicators until the process ends: ranks free at different times, whenever Lua collects, and a
- * communicator must not go while a peer still reads from its buffers. */
+ * Only the listed ranks of a group call split, so each group is made from an id of its own, which
+ * its first rank hands round (ncclCommSplit would need all ranks of the parent).  A freed group
+ * keeps its communicators until the process ends: ranks free at different times, whenever Lua
+ * collects, and a communicator must not go while a peer still reads from its buffers. */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
 #include "../base/system.h"
 #include "nccl.h"
@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Most blocks of a kernel of NCCL in each lane, so that communicators which run side by side all fit
- * and leave multiprocessors to compute with.  NCCL_MAX_CTAS says otherwise. */
+/* Most blocks of a kernel of NCCL in each lane, so that communicators which run side by side all
+ * fit and leave multiprocessors to compute with.  NCCL_MAX_CTAS says otherwise. */
 static const int most_blocks[LANES] = {16, 8, 8};
 
 #define CLOSE_SECONDS 5            /* at most, for the end of all communicators */
@@ -91,8 +91,8 @@ static ncclResult_t begin(nccl_group *g, int lane, ncclUniqueId id, ncclComm_t *
     return nccl.call.CommInitRankConfig(comm, g->size, id, g->rank, &c);
 }
 
-/* All lanes begin before the first is waited for: NCCL makes them side by side.  Unlocked, since it may
- * wait for peers. */
+/* All lanes begin before the first is waited for: NCCL makes them side by side.  Unlocked, since
+ * it may wait for peers. */
 int nccl_connect(nccl_group *g) {
     ids all;
     ncclResult_t r[LANES];
@@ -215,8 +215,8 @@ int nccl_reform(void *impl) {
     for (nccl_group *g = nccl.groups; g; g = g->next)                                              \
         for (nccl_lane *lane = g->lanes; lane < g->lanes + LANES; lane++)
 
-/* Peers may still read what this rank has sent, so a communicator with nothing under way is finished
- * before it goes; one that is broken or busy could only wait in vain.  Locked. */
+/* Peers may still read what this rank has sent, so a communicator with nothing under way is
+ * finished before it goes; one that is broken or busy could only wait in vain.  Locked. */
 static int is_clean(const nccl_group *g, nccl_lane *lane) {
     nccl_sweep(lane);
     return !lane->first && (!g->code || g->freed) && !pg_page_mine()->failure[0];
@@ -231,8 +231,8 @@ static int is_finishing(const nccl_lane *lane) {
 static void nap(int64_t ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
 
 /* Takes the communicators from their lanes, so that whoever comes later finds none.  Those that can
- * end well all begin to, so that one which a peer holds up does not keep the others waiting; the rest
- * are aborted. */
+ * end well all begin to, so that one which a peer holds up does not keep the others waiting;
+ * the rest are aborted. */
 static void begin_closing(void) {
     pthread_mutex_lock(&nccl.lock);
     EACH_LANE(g, lane) {

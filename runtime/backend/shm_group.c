@@ -53,7 +53,8 @@ static int take_slot(int *out, int size) {
                 int64_t bytes = shm_region_bytes(size);
                 s->offset = atomic_fetch_add(&c->top, bytes);
                 s->size = size;
-                /* a byte at the end: the file grows, and never shrinks as ftruncate could make it */
+                /* a byte at the end: the file grows, and never shrinks as
+                 * ftruncate could make it */
                 if (pwrite(shm.fd, "", 1, s->offset + bytes - 1) == 1) return PG_OK;
                 atomic_store(&s->used, 0);
                 return pg_fail(PG_ENOMEM, "comm_split: the shared file cannot grow: %s",

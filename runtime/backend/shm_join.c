@@ -1,10 +1,11 @@
-/* shm_join.c: handing the ranks' block round where no launcher passed it on (torchrun, mpirun, Slurm).
+/* shm_join.c: handing the ranks' block round where no launcher passed it on
+ * (torchrun, mpirun, Slurm).
  *
  * Rank 0 makes the same anonymous memfd as the launcher and gives it to each rank that calls at a
  * socket in Linux's abstract namespace, named after user, host, port and job.  So there is no file
- * that a crash could leave, nor one of an earlier run that could be joined: the name dies with rank 0,
- * and is closed once all have come.  Both sides ask the kernel who the other is, and talk only to
- * their own user. */
+ * that a crash could leave, nor one of an earlier run that could be joined: the name dies with
+ * rank 0, and is closed once all have come.  Both sides ask the kernel who the other is, and talk
+ * only to their own user. */
 #define _GNU_SOURCE /* MSG_CMSG_CLOEXEC */
 #include "../base/system.h"
 #include "shm.h"
@@ -87,8 +88,8 @@ static int receive(int s, int *fd, answer *a) {
     return PG_OK;
 }
 
-/* One caller at rank 0's door; came[] notes it.  A rank that counts the ranks otherwise can never be
- * made up for, so rank 0 fails with it; one too many may belong to another job. */
+/* One caller at rank 0's door; came[] notes it.  A rank that counts the ranks otherwise can never
+ * be made up for, so rank 0 fails with it; one too many may belong to another job. */
 static int welcome(int s, int fd, int size, char *came) {
     hello h = {0};
     answer a = {0};

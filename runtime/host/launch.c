@@ -163,7 +163,8 @@ static void collect(host_world *w) {
     if (n && w->first < 0 && !w->elsewhere[0]) first_death(w, report_first(w, bad, n));
 }
 
-/* While the prompt is open Ctrl-C is the first rank's business; 1: it has it, or has been given it. */
+/* While the prompt is open Ctrl-C is the first rank's business; 1: it has it,
+ * or has been given it. */
 static int prompt_takes(host_world *w, const struct signalfd_siginfo *s) {
     host_child *c = &w->children[0];
     if (s->ssi_signo != SIGINT || !pg_page_of(w->pages, 0)->prompt || c->ended || w->failed_at)
@@ -237,8 +238,8 @@ static void watch(host_world *w) {
     free(polls);
 }
 
-/* Until the ranks of all hosts have ended: who ends first may still be told of a death.  After one, or a
- * signal, host 0 alone waits, since the others' words go by its store. */
+/* Until the ranks of all hosts have ended: who ends first may still be told of a death.  After one,
+ * or a signal, host 0 alone waits, since the others' words go by its store. */
 static void watch_others(host_world *w) {
     host_news n;
     if (!w->link) return;

@@ -1,5 +1,5 @@
-/* test_launch.c: the command line, and the story told of the first death.  What real processes do is
- * in tests/journey/. */
+/* test_launch.c: the command line, and the story told of the first death.  What real processes do
+ * is in tests/journey/. */
 #include "check.h"
 #include "../../runtime/backend/page.h"
 #include "../../runtime/host/host.h"

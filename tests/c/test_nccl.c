@@ -131,8 +131,8 @@ static void left_behind(world *w) {
     must(pg_page_clock() - start < 2000000000ll);
 }
 
-/* What the device does later comes after a sum that nobody waits for; a message that is dropped holds
- * up nothing. */
+/* What the device does later comes after a sum that nobody waits for; a message that is
+ * dropped holds up nothing. */
 static void dropped(world *w) {
     static int32_t x[LARGE], y[7];
     void *sum, *message;

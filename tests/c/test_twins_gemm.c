@@ -1,5 +1,5 @@
-/* Matrix products on the GPU against the CPU's in f64: dtypes, transposes, batches, epilogues, beta;
- * choices of algorithms as text; the same bits twice.  limit: 300 */
+/* Matrix products on the GPU against the CPU's in f64: dtypes, transposes, batches, epilogues,
+ * beta; choices of algorithms as text; the same bits twice.  limit: 300 */
 #include "../twins.h"
 
 #define TOLERANCE_TF32 2e-3 /* 10 bits of mantissa in the inputs */

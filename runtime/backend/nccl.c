@@ -66,6 +66,9 @@ static int meet(const pg_ranks *r, void **control) {
 static int join_world(const pg_ranks *r) {
     void *control;
     char id[64];
+    if (nccl.groups) /* what was made then would be taken for this world */
+        return pg_fail(PG_ECOMM, "ranks: this process could not join its ranks before; start it "
+                                 "again");
     PG_TRY(read_settings());
     PG_TRY(nccl_load());
     on_exit(end_process, NULL);

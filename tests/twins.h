@@ -60,13 +60,13 @@ static inline double draw(double low, double high) {
 static inline int64_t draw_int(int64_t low, int64_t high) { /* both included */
     return low + (int64_t)(draw_word() % (uint64_t)(high - low + 1));
 }
-/* A size of 1 to most: small, a multiple of 8, or anything. */
 /* PG_TWINS_MOST=64 keeps sizes below that, for checkers that slow kernels down a hundredfold. */
 static inline int64_t at_most(int64_t n) {
     static int64_t most;
     if (!most) most = getenv("PG_TWINS_MOST") ? atoll(getenv("PG_TWINS_MOST")) : INT64_MAX;
     return n < most ? n : most;
 }
+/* A size of 1 to most: small, a multiple of 8, or anything. */
 static inline int64_t draw_size(int64_t most) {
     int64_t cap = draw_int(0, 1) && most > 64 ? 64 : most;
     int64_t n = at_most(draw_int(1, cap));

@@ -38,6 +38,13 @@ template <> __device__ __forceinline__ bf16 from_real<bf16>(float x) {
 }
 template <> __device__ __forceinline__ f16 from_real<f16>(float x) { return __float2half_rn(x); }
 
+/* To f32 towards zero, with the last bit set when anything was cut off: rounding that to bf16 or
+ * f16 is rounding x itself.  Source: Boldo and Melquiond 2008. */
+__device__ __forceinline__ float to_float_odd(double x) {
+    float f = __double2float_rz(x);
+    return (double)f == x || f != f ? f : __int_as_float(__float_as_int(f) | 1);
+}
+
 /* ---- packs: W elements that lie side by side ---- */
 template <int bytes> struct raw_of;
 template <> struct raw_of<1> { typedef uint8_t type; };

@@ -53,11 +53,9 @@ struct draws {
     }
 };
 
-/* From double as cuda_cast does it: through a float rounded to odd where the format is short. */
+/* From double as cuda_cast does it. */
 template <typename T> __device__ __forceinline__ T round_once(double x) {
-    float f = __double2float_rz(x);
-    if ((double)f != x && f == f) f = __int_as_float(__float_as_int(f) | 1);
-    return from_real<T>(f);
+    return from_real<T>(to_float_odd(x));
 }
 template <> __device__ __forceinline__ float round_once<float>(double x) { return (float)x; }
 template <> __device__ __forceinline__ double round_once<double>(double x) { return x; }

@@ -30,7 +30,9 @@ typedef struct host_options {
     const char *device; /* NULL when not given */
     int64_t memory;     /* bytes; 0 when not given */
     int nnodes, node_rank;
-    const char *master;              /* HOST:PORT or NULL */
+    const char *master; /* HOST:PORT or NULL; below: its two parts */
+    char master_host[256];
+    int master_port;
     const char *code[HOST_MAX_CODE]; /* the -e lines, in order */
     int codes;
     char *script; /* a file or a verb; NULL: none */

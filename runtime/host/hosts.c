@@ -119,12 +119,10 @@ static int await_others(host_link *l, double seconds) {
 }
 
 static int meet(host_link *l, const host_options *o) {
-    char host[256], name[NAME] = "", key[PG_STORE_KEY];
-    const char *colon = strrchr(o->master, ':');
+    char name[NAME] = "", key[PG_STORE_KEY];
     int world = l->count * l->ranks;
     double seconds;
-    snprintf(host, sizeof host, "%.*s", (int)(colon - o->master), o->master);
-    pg_store_place at = {.host = host, .job = "", .port = atoi(colon + 1)};
+    pg_store_place at = {.host = o->master_host, .job = "", .port = o->master_port};
     PG_TRY(pg_ranks_timeout(&seconds));
     PG_TRY(pg_store_open(&l->store, &at, world + l->me, world,
                          l->me ? PG_STORE_HOST : PG_STORE_MINE, seconds));

@@ -37,16 +37,13 @@ static void set_number(const char *name, int value) {
 
 static void set_environment(const host_options *o, const host_world *w, int local) {
     int cores = host_cores();
-    char host[256] = "127.0.0.1";
-    const char *colon = o->master ? strrchr(o->master, ':') : NULL;
-    if (colon) snprintf(host, sizeof host, "%.*s", (int)(colon - o->master), o->master);
     set_number("RANK", w->children[local].rank);
     set_number("WORLD_SIZE", w->size * o->nnodes);
     set_number("LOCAL_RANK", local);
     set_number("LOCAL_WORLD_SIZE", w->size);
     set_number("PG_SHM_FD", w->fd);
-    setenv("MASTER_ADDR", host, 1);
-    if (colon) setenv("MASTER_PORT", colon + 1, 1);
+    setenv("MASTER_ADDR", o->master ? o->master_host : "127.0.0.1", 1);
+    if (o->master) set_number("MASTER_PORT", o->master_port);
     else unsetenv("MASTER_PORT");
     if (w->link) setenv("PG_STORE_SERVED", "1", 1);
     else unsetenv("PG_STORE_SERVED");

@@ -53,10 +53,8 @@ local function join(axis, ranks, n)
   mesh.groups[#mesh.groups + 1] = axis
 end
 
---- mesh.build{ pp =, dp =, tp =, zero =, sequence =, tp_chunks = }: sizes whose product is the number of ranks;
--- dp = "rest" takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
-function mesh.build(layout)
-  start()
+-- Ranks along each axis of `names`; their product is the number of ranks.
+local function sizes_of(layout)
   local sizes, known = {}, 1
   for i, name in ipairs(names) do
     local n = layout[name] or (name == "dp" and "rest") or 1
@@ -70,7 +68,14 @@ function mesh.build(layout)
     c.fail("layout: pp %d x dp %d x tp %d = %d ranks, but %d %s started; use -n %d, or another layout",
            sizes[1], sizes[2], sizes[3], product, world, world == 1 and "was" or "were", math.max(product, 1))
   end
-  local place, rest = {}, mesh.world.rank
+  return sizes
+end
+
+--- mesh.build{ pp =, dp =, tp =, zero =, sequence =, tp_chunks = }: sizes whose product is the number of ranks;
+-- dp = "rest" takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
+function mesh.build(layout)
+  start()
+  local sizes, place, rest = sizes_of(layout), {}, mesh.world.rank
   for i = #sizes, 1, -1 do
     place[i] = rest % sizes[i]
     rest = math.floor(rest / sizes[i])

@@ -15,8 +15,8 @@ template <typename R> struct pace { R decay, rate; };
 /* ---- values and masters ---- */
 struct no_master { char none; }; /* the value is all there is */
 
-/* Reads the number that value and master stand for, and writes both.  M: no_master, int16_t (the bits
- * are (value << 16) + master) or float (the number itself; value is its rounding). */
+/* Reads the number that value and master stand for, and writes both.  M: no_master, int16_t (the
+ * bits are (value << 16) + master) or float (the number itself; value is its rounding). */
 template <typename T, typename M, int W>
 __device__ __forceinline__ void load_value(real<T> (&v)[W], const T *value, const M *master,
                                            int64_t count) {
@@ -134,8 +134,8 @@ template <typename T, typename M, typename G, typename S> struct state {
 /* ---- AdamW ---- */
 /* The order of operations of adamw_typed.h.  Moves, a number: 28 bytes in f32 (value, m and v both
  * ways, grad in); with bf16 value and i16 master 24 beside f32 gradient and moments (value 2 + 2,
- * master 2 + 2, grad 4, m 4 + 4, v 4 + 4), 22 with a bf16 gradient, 14 with bf16 moments too; an f32
- * master costs 2 bytes more (4 + 4, the value only written). */
+ * master 2 + 2, grad 4, m 4 + 4, v 4 + 4), 22 with a bf16 gradient, 14 with bf16 moments too; an
+ * f32 master costs 2 bytes more (4 + 4, the value only written). */
 template <typename T, typename M, typename G, typename S, int W>
 __global__ void __launch_bounds__(THREADS)
     adamw_kernel(state<T, M, G, S> x, segment g, const double *step, double beta1, double beta2,
@@ -241,7 +241,8 @@ int cuda_sgd(void *value, void *master, const void *grad, void *m, int64_t n, co
 }
 
 /* ---- masters ---- */
-/* Moves 8 bytes a number beside an i16 master, 10 beside an f32 one (join: 8, the value is not read). */
+/* Moves 8 bytes a number beside an i16 master, 10 beside an f32 one (join: 8,
+ * the value is not read). */
 template <typename T, typename M, int W>
 __global__ void __launch_bounds__(THREADS)
     join_kernel(float *out, const T *value, const M *master, int64_t n) {

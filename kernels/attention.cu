@@ -3,13 +3,14 @@
  * A block of threads takes a tile of query rows of one head and walks over the keys that they see,
  * keeping a running maximum and sum of each row and rescaling its result when the maximum grows; so
  * the scores never leave registers.  Rows with many keys are begun first.
- * Grid: batch * heads * tiles of rows; block: 128 threads (bf16, f16) or 256.  Reads q once for each
- * tile of keys, and k and v once for each tile of rows, mostly from the L2 cache.
+ * Grid: batch * heads * tiles of rows; block: 128 threads (bf16, f16) or 256.  Reads q once for
+ * each tile of keys, and k and v once for each tile of rows, mostly from the L2 cache.
  * Source: Dao et al. 2022, algorithm 1; Milakov and Gimelshein 2018 for the running sum.
  * Products of tiles: attention_tile.cuh; gradients: attention_grad.cu. */
 #include "attention_tile.cuh"
 
-/* One tile of scores to probabilities (not yet divided by their sum), with m, l and o kept in step. */
+/* One tile of scores to probabilities (not yet divided by their sum), with m,
+ * l and o kept in step. */
 template <typename T, int N>
 __device__ __forceinline__ void soften(real<T> (&s)[engine<T>::R][engine<T>::C],
                                        real<T> (&o)[engine<T>::R][N], real<T> (&m)[engine<T>::R],
@@ -92,7 +93,7 @@ template <typename T, int WIDTH>
 static int launch(void *out, void *lse, const pg_attn_args *a, pg_stream s) {
     int64_t tiles = (a->rows + engine<T>::TILE - 1) / engine<T>::TILE;
     attention_kernel<T, WIDTH>
-        <<<(unsigned)(a->batch * a->heads * tiles), engine<T>::THREADS, 0, (cudaStream_t)s>>>(
+        <<<cuda_blocks(a->batch * a->heads * tiles), engine<T>::THREADS, 0, (cudaStream_t)s>>>(
             (T *)out, (real<T> *)lse, *a, attention_wide<T>(a));
     return cuda_launched("attention");
 }

@@ -10,9 +10,9 @@
  *
  * cuDNN has no causal attention as such before 9.21: one describes it as a graph of matmuls,
  * pointwise operations and reductions, and an engine that knows the pattern makes one kernel of it.
- * A graph that is nearly right is often accepted and slow or wrong, so the order of nodes, the types
- * of the values between them and the transposed operands are part of the pattern: change nothing
- * without the plans' test. */
+ * A graph that is nearly right is often accepted and slow or wrong, so the order of nodes, the
+ * types of the values between them and the transposed operands are part of the pattern: change
+ * nothing without the plans' test. */
 #ifndef PG_ATTENTION_CUDNN_H
 #define PG_ATTENTION_CUDNN_H
 #include <cudnn.h>
@@ -142,6 +142,7 @@ int sdpa_launch(sdpa_plan *p, cudnnHandle_t handle, void *const pointers[SDPA_TE
                 void *workspace);
 
 /* ---- usable_cudnn.c ---- */
-/* 1 if cuDNN serves this call; else 0 and the reason (one that is known without building a plan). */
+/* 1 if cuDNN serves this call; else 0 and the reason (one that is known
+ * without building a plan). */
 int cudnn_attention_usable(const pg_attn_args *a, int backward, size_t version, const char **why);
 #endif

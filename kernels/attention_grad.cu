@@ -1,10 +1,10 @@
 /* attention_grad.cu: gradients of our own attention, the same bits in every run.
  *
- * Formulas: attention_grad.c.  Two passes, so that no two blocks add to one number.  The first has a
- * tile of query rows, walks over the keys and gives dq; the second has a tile of keys of one key
+ * Formulas: attention_grad.c.  Two passes, so that no two blocks add to one number.  The first has
+ * a tile of query rows, walks over the keys and gives dq; the second has a tile of keys of one key
  * head, walks over the heads of its group and their query rows in order and gives dk and dv.  Both
- * work the scores out again from lse.  The first also leaves two numbers of each row for the second:
- * delta, and the inverse of the row's sum, which is 1 but for the rounding of lse.
+ * work the scores out again from lse.  The first also leaves two numbers of each row for the
+ * second: delta, and the inverse of the row's sum, which is 1 but for the rounding of lse.
  * Grid: batch * heads * tiles of rows, then batch * kv_heads * tiles of keys; block: 128 threads
  * (bf16, f16) or 256.  Seven products of tiles where five would do with atomics.
  * Products of tiles: attention_tile.cuh; forward: attention.cu. */
@@ -189,8 +189,8 @@ template <typename T, int WIDTH> static int launch(const grad_args<T> &t, pg_str
     const pg_attn_args &a = t.a;
     cudaStream_t s = (cudaStream_t)stream;
     constexpr int TILE = engine<T>::TILE, THREADS = engine<T>::THREADS;
-    unsigned rows = (unsigned)(a.batch * a.heads * ((a.rows + TILE - 1) / TILE));
-    unsigned keys = (unsigned)(a.batch * a.kv_heads * ((a.keys + TILE - 1) / TILE));
+    unsigned rows = cuda_blocks(a.batch * a.heads * ((a.rows + TILE - 1) / TILE));
+    unsigned keys = cuda_blocks(a.batch * a.kv_heads * ((a.keys + TILE - 1) / TILE));
     if (rows) attention_dq_kernel<T, WIDTH><<<rows, THREADS, 0, s>>>(t);
     if constexpr (WIDTH <= 128) {
         if (keys && (t.dk || t.dv))

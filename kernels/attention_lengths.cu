@@ -1,7 +1,7 @@
 /* attention_lengths.cu: lengths as cuDNN wants them, and samples of length 0; see cuda.h.
  *
- * cuDNN masks rows and keys of a sample; ours masks keys alone, so its rows are all of them: but for
- * a sample without keys, whose rows it must not touch, and which we fill ourselves. */
+ * cuDNN masks rows and keys of a sample; ours masks keys alone, so its rows are all of them: but
+ * for a sample without keys, whose rows it must not touch, and which we fill ourselves. */
 #include "common.cuh"
 
 __global__ void lengths_kernel(int32_t *rows_of, int32_t *keys_of, const int32_t *lengths,

@@ -91,8 +91,8 @@ PG_CLONES static void N(panel_product)(REAL *c, int64_t ldc, const REAL *a, int6
     }
 }
 
-/* Rows [0,n) of x, turned into panels; the last panel is filled up with zeros.  Costs as much as the
- * scores of two to three query rows. */
+/* Rows [0,n) of x, turned into panels; the last panel is filled up with zeros.  Costs as much as
+ * the scores of two to three query rows. */
 PG_CLONES static void N(pack_panels)(REAL *panels, const REAL *x, int64_t ldx, int64_t n,
                                      int64_t width) {
     for (int64_t from = 0; from < n; from += COLUMNS, panels += COLUMNS * width) {

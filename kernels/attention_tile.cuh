@@ -1,13 +1,14 @@
 /* attention_tile.cuh: products of tiles, for attention.cu and attention_grad.cu.
  *
  * A block of threads holds one tile of scores s [TILE,TILE] and one or two tiles of results o
- * [TILE,WIDTH] in registers; a thread has R rows of each, C of the columns of s and N = WIDTH / LANES
- * of those of o.  Two products are all that attention needs, forward and back:
+ * [TILE,WIDTH] in registers; a thread has R rows of each, C of the columns of s and N = WIDTH /
+ * LANES of those of o.  Two products are all that attention needs, forward and back:
  *     dot:  s  = x y'    x, y [TILE,K] in device memory
  *     add:  o += s y     y [TILE,K] in device memory, s in registers
  * Both bring their operands through shared memory in pieces, so that no width needs more of it.
  * engine<T> does them with multiply-adds for f32 and f64, and on the tensor cores (mma.sync, sm_80)
- * for bf16 and f16, where s is rounded to T before it is an operand, as other implementations do. */
+ * for bf16 and f16, where s is rounded to T before it is an operand, as
+ * other implementations do. */
 #ifndef PG_ATTENTION_TILE_CUH
 #define PG_ATTENTION_TILE_CUH
 #include "philox.h"

@@ -1,8 +1,8 @@
 /* attention_typed.h: the forward pass of one head; see typed_twice.h. */
 #include "attention_product_typed.h"
 
-/* s[0..seen) = exp(s - max), the rest of the row 0; returns 1 / sum and the row's lse.  The row goes
- * on to a whole number of vectors: what lies there counts as unseen too. */
+/* s[0..seen) = exp(s - max), the rest of the row 0; returns 1 / sum and the row's lse.  The row
+ * goes on to a whole number of vectors: what lies there counts as unseen too. */
 PG_CLONES static REAL N(exp_row)(REAL *s, int64_t seen, int64_t n, REAL *lse) {
     int64_t end = (seen + LANES - 1) / LANES * LANES;
     REAL m = -INFINITY, sum = 0;

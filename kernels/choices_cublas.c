@@ -1,8 +1,8 @@
 /* choices_cublas.c: which algorithm was the fastest for a shape, remembered as text.
  *
  * A line is "VERSION <tab> CARD <tab> NUMBER,... <tab> HEX": cuBLAS's version, the card's name, the
- * fields of a gemm_key, the library's 64 bytes for an algorithm.  They hold for that version and card
- * alone; lines of others are kept in the file and otherwise passed over. */
+ * fields of a gemm_key, the library's 64 bytes for an algorithm.  They hold for that version and
+ * card alone; lines of others are kept in the file and otherwise passed over. */
 #include "matmul_cublas.h"
 #include "../runtime/base/settings.h"
 

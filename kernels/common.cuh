@@ -38,6 +38,13 @@ template <> __device__ __forceinline__ bf16 from_real<bf16>(float x) {
 }
 template <> __device__ __forceinline__ f16 from_real<f16>(float x) { return __float2half_rn(x); }
 
+/* To f32 towards zero, with the last bit set when anything was cut off: rounding that to bf16 or
+ * f16 is rounding x itself.  Source: Boldo and Melquiond 2008. */
+__device__ __forceinline__ float to_float_odd(double x) {
+    float f = __double2float_rz(x);
+    return (double)f == x || f != f ? f : __int_as_float(__float_as_int(f) | 1);
+}
+
 /* ---- packs: W elements that lie side by side ---- */
 template <int bytes> struct raw_of;
 template <> struct raw_of<1> { typedef uint8_t type; };
@@ -132,18 +139,6 @@ template <typename R> __device__ __forceinline__ R row_sum(R v, R *space) {
     __syncthreads();
     return warp_sum(lane < (int)blockDim.x / 32 ? line[lane] : (R)0);
 }
-/* Two sums at once; space: 32 numbers a row for each. */
-template <typename R> __device__ __forceinline__ void row_sums(R &a, R &b, R *space) {
-    a = warp_sum(a), b = warp_sum(b);
-    if (blockDim.x == 32) return;
-    R *line = space + 64 * threadIdx.y;
-    int lane = threadIdx.x % 32;
-    __syncthreads();
-    if (lane == 0) line[threadIdx.x / 32] = a, line[32 + threadIdx.x / 32] = b;
-    __syncthreads();
-    a = warp_sum(lane < (int)blockDim.x / 32 ? line[lane] : (R)0);
-    b = warp_sum(lane < (int)blockDim.x / 32 ? line[32 + lane] : (R)0);
-}
 template <typename R> __device__ __forceinline__ R row_max(R v, R *space) {
     v = warp_max(v);
     if (blockDim.x == 32) return v;
@@ -167,6 +162,10 @@ __device__ __forceinline__ int64_t grid_threads(void) { return (int64_t)gridDim.
 static inline int cuda_grid(int64_t items, int block) {
     return (int)pg_max64(1, pg_min64((items + block - 1) / block, 16 * (int64_t)cuda_sm_count()));
 }
+
+/* Blocks for that many rows or tiles, one each; what no grid can hold stays so,
+ * and the launch fails. */
+static inline unsigned cuda_blocks(int64_t n) { return (unsigned)pg_min64(n, UINT32_MAX); }
 
 /* Threads for rows of that many items: a row gets up to `most` of them (a power of two from 32 on),
  * and rows share a block until it has `together`. */
@@ -205,9 +204,9 @@ template <typename... P> static inline int cuda_aligned(P... pointers) {
                        pg_dtype_name(dtype));                                                      \
     }
 
-/* The statement for T and Y, the number types of inputs and of an output that may be f32 beside bf16
- * and f16.  Y is never narrower than T, so W counts 16 bytes of Y: then a warp's accesses on both
- * sides fill whole sectors of 32 bytes, which two halves of a 32-byte pack would not. */
+/* The statement for T and Y, the number types of inputs and of an output that may be f32 beside
+ * bf16 and f16.  Y is never narrower than T, so W counts 16 bytes of Y: then a warp's accesses on
+ * both sides fill whole sectors of 32 bytes, which two halves of a 32-byte pack would not. */
 #define CUDA_MIXED(op, dtype, dtype_y, ...)                                                        \
     if ((dtype_y) == (dtype)) {                                                                    \
         CUDA_FLOATING(op, dtype, typedef T Y; __VA_ARGS__)                                         \

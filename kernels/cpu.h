@@ -1,7 +1,8 @@
 /* cpu.h: the CPU kernels by name, for kernels.c, and what they share.  Contracts: kernels.h.
  *
  * Work is cut into pieces whose number follows from the sizes alone, never from the threads, and
- * partial sums are added in the order of the pieces: so any number of threads gives the same bits. */
+ * partial sums are added in the order of the pieces: so any number of threads
+ * gives the same bits. */
 #ifndef PG_CPU_H
 #define PG_CPU_H
 #include "kernels.h"

@@ -107,11 +107,11 @@ int64_t cuda_attention_plain_grad_scratch(const pg_attn_args *a);
 int cuda_attention_plain_grad(void *dq, void *dk, void *dv, const void *dout, const void *out,
                               const void *lse, const pg_attn_args *a, int add, void *scratch,
                               pg_stream s);
-/* For cuDNN (attention_lengths.cu).  rows_of[b] = rows, or 0 for a sample without keys; keys_of[b] =
- * lengths[b] held in [0,keys]. */
+/* For cuDNN (attention_lengths.cu).  rows_of[b] = rows, or 0 for a sample without keys;
+ * keys_of[b] = lengths[b] held in [0,keys]. */
 int cuda_attention_lengths(int32_t *rows_of, int32_t *keys_of, const pg_attn_args *a, pg_stream s);
-/* x [batch,rows,columns], 2 bytes a number, rows `stride` apart, all whole 16 bytes: zeros in samples
- * without keys.  lse [batch,lse_rows] f32 or NULL: -infinity in them. */
+/* x [batch,rows,columns], 2 bytes a number, rows `stride` apart, all whole 16 bytes: zeros in
+ * samples without keys.  lse [batch,lse_rows] f32 or NULL: -infinity in them. */
 int cuda_attention_empty(void *x, int64_t rows, int64_t columns, int64_t stride, float *lse,
                          int64_t lse_rows, const pg_attn_args *a, pg_stream s);
 int cuda_swiglu(void *y, const void *x, int64_t n, int64_t f, int dtype, pg_stream s);

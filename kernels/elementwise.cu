@@ -2,8 +2,8 @@
  *
  * All go over packs of 16 bytes in a grid-stride loop of 256 threads a block; the kind is looked at
  * once a pack.  exp, tanh, erf are CUDA's accurate ones, but in the slope of gelu_tanh, which is
- * bound by memory only with exp_for (rows.cuh).  Bytes moved: each input and output once, and y once
- * more where it is added to. */
+ * bound by memory only with exp_for (rows.cuh).  Bytes moved: each input and output once, and y
+ * once more where it is added to. */
 #include "rows.cuh"
 
 #define THREADS 256
@@ -16,7 +16,7 @@ template <int kind, typename R> __device__ __forceinline__ R value(R x) {
     case PG_RELU: return x < 0 ? 0 : x; /* a NaN passes */
     case PG_SILU: return x / (1 + exp(-x));
     case PG_GELU: return (R)0.5 * x * erfc(-x * root_half); /* erfc: no loss where erf nears -1 */
-    case PG_GELU_TANH: return x / ((R)1 + exp((R)-2 * root_2_pi * (x + a * x * x * x))); /* as well */
+    case PG_GELU_TANH: return x / ((R)1 + exp((R)-2 * root_2_pi * (x + a * x * x * x)));
     case PG_TANH: return tanh(x);
     case PG_SIGMOID: return 1 / (1 + exp(-x));
     case PG_EXP: return exp(x);
@@ -28,7 +28,8 @@ template <int kind, typename R> __device__ __forceinline__ R value(R x) {
     }
 }
 
-/* Its derivative at x, for numbers that lie in memory as T; at the corner of relu and abs it is 0. */
+/* Its derivative at x, for numbers that lie in memory as T; at the corner of
+ * relu and abs it is 0. */
 template <int kind, typename T, typename R = real<T>> __device__ __forceinline__ R slope(R x) {
     const R root_half = (R)0.70710678118654752440, a = (R)0.044715;
     const R root_2_pi = (R)0.79788456080286535588;

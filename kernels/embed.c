@@ -1,10 +1,10 @@
-/* embed.c: rows of a table by id, and the table's gradient without atomics.  The table may be a part
- * of the vocabulary's: ids of other parts give rows of zeros and no gradient.
+/* embed.c: rows of a table by id, and the table's gradient without atomics.  The table may be a
+ * part of the vocabulary's: ids of other parts give rows of zeros and no gradient.
  *
  * The gradient is cut by columns, not by ids: equal ids never meet in two threads, so the sums have
  * one order and the same bits with any number of threads.  Ids were checked by the core. */
 #include "ids.h"
-#define STRIP      64 /* columns of one piece: some cache lines, and enough pieces for all threads */
+#define STRIP      64 /* columns of a piece: some cache lines, and enough pieces for all threads */
 #define TYPED_BODY "embed_typed.h"
 #include "typed_twice.h"
 

@@ -1,11 +1,12 @@
-/* embed.cu: rows of a table by id, the table's gradient without atomics on numbers, and the check of
- * ids.  The table may be a part of the vocabulary's: ids of other parts give zeros and no gradient.
+/* embed.cu: rows of a table by id, the table's gradient without atomics on numbers, and
+ * the check of ids.  The table may be a part of the vocabulary's: ids of other parts give
+ * zeros and no gradient.
  *
- * The gradient turns the list of ids into a list of positions for every line of the table: counts and
- * places by atomics on integers, then each list into the order of the positions, so that a line is
- * summed in one order and the bits repeat.  A warp sums a line; where a line has many positions (a
- * frequent token) the eight warps of a block share them and join their sums in order.  Lines that no
- * id names are set to 0, or left alone where the gradient is added.
+ * The gradient turns the list of ids into a list of positions for every line of the table: counts
+ * and places by atomics on integers, then each list into the order of the positions, so that a line
+ * is summed in one order and the bits repeat.  A warp sums a line; where a line has many positions
+ * (a frequent token) the eight warps of a block share them and join their sums in order.  Lines
+ * that no id names are set to 0, or left alone where the gradient is added.
  * Bytes moved: dy once, dtable once (twice where it is added to, and then only the lines that ids
  * name), ids some times.  8192 ids of 32000 x 4096, bf16 added into f32: 67 MB of dy and 33 KB for
  * each line named, 268 MB at most. */
@@ -120,7 +121,8 @@ __global__ void embed_place_kernel(embed_lists l, const void *ids, int64_t n, in
 }
 
 /* A position's rank is the number of smaller ones in its list.  Quadratic in a list's length, but
- * neighbours read the same list: 4e9 comparisons, a millisecond, where 65536 ids are all the same. */
+ * neighbours read the same list: 4e9 comparisons, a millisecond, where 65536
+ * ids are all the same. */
 __global__ void embed_order_kernel(embed_lists l, const void *ids, int64_t first, int dtype_ids) {
     for (int64_t i = grid_thread(), all = l.start[l.v4]; i < all; i += grid_threads()) {
         int32_t mine = l.found[i], rank = 0;
@@ -146,8 +148,8 @@ __device__ __forceinline__ void sum_rows(real<T> (&sum)[W], const T *dy, const i
     }
 }
 
-/* Warps of blockIdx.x share the columns, WARPS lines a block, grid-stride over lines: a line that no
- * id names costs two loads a warp. */
+/* Warps of blockIdx.x share the columns, WARPS lines a block, grid-stride over lines: a line that
+ * no id names costs two loads a warp. */
 template <typename T, typename Y, int W>
 __global__ void __launch_bounds__(32 * WARPS)
     embed_few_kernel(Y *dtable, const T *dy, embed_lists l, int64_t v, int64_t d, int add) {

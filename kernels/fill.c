@@ -47,8 +47,8 @@ PG_CLONES static void bf16_from_f32(uint16_t *y, const float *x, int64_t n) {
 PG_CLONES static void f32_from_bf16(float *y, const uint16_t *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = bits_float((uint32_t)x[i] << 16);
 }
-/* pg_f32_to_f16 and back (types.c) without branches.  Adding 1/2 leaves a subnormal's units of 2^-24
- * in the low bits, rounded to nearest even. */
+/* pg_f32_to_f16 and back (types.c) without branches.  Adding 1/2 leaves a subnormal's units of
+ * 2^-24 in the low bits, rounded to nearest even. */
 PG_CLONES static void f16_from_f32(uint16_t *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t u = float_bits(x[i]), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;

@@ -29,13 +29,6 @@ __device__ __forceinline__ int64_t truncate(double x, double low, double high, i
     return x >= high ? highest : (int64_t)x;
 }
 
-/* To f32 towards zero, with the last bit set when anything was cut off: rounding that to bf16 or
- * f16 is rounding x itself.  Source: Boldo and Melquiond 2008. */
-__device__ __forceinline__ float to_float_odd(double x) {
-    float f = __double2float_rz(x);
-    return (double)f == x || f != f ? f : __int_as_float(__float_as_int(f) | 1);
-}
-
 template <typename T> __device__ __forceinline__ T from_double(double x);
 template <> __device__ __forceinline__ float from_double<float>(double x) { return (float)x; }
 template <> __device__ __forceinline__ double from_double<double>(double x) { return x; }
@@ -66,7 +59,8 @@ template <typename To, typename From> __device__ __forceinline__ To convert(From
     else return from_double<To>(to_double(x));
 }
 
-/* W = 4: between 4 and 32 bytes a thread on each side.  Moves n (size of From + size of To) bytes. */
+/* W = 4: between 4 and 32 bytes a thread on each side.  Moves
+ * n (size of From + size of To) bytes. */
 template <typename To, typename From, int W>
 __global__ void cast_kernel(To *y, const From *x, int64_t n) {
     for (int64_t i = W * grid_thread(); i < n; i += W * grid_threads()) {

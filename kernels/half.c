@@ -16,8 +16,8 @@ static int64_t room(const half_part *p) {
     return (p->n + 15) / 16 * 16;
 }
 
-/* The part before p that is the same tensor in the same use; NULL: there is none.  The two then share
- * a copy, as the kernel would share the tensor: an attention's dq may be its dk. */
+/* The part before p that is the same tensor in the same use; NULL: there is none.  The two then
+ * share a copy, as the kernel would share the tensor: an attention's dq may be its dk. */
 static const half_part *twin(const half_part *parts, const half_part *p) {
     for (const half_part *q = parts; q < p; q++)
         if (q->half == address(p) && q->n == p->n && q->read == p->read && q->write == p->write)
@@ -37,9 +37,9 @@ static void narrow(void *to, const float *from, int64_t n, int dtype) {
         cpu_narrow((uint16_t *)to + i, from + i, pg_min64(CPU_GRAIN, n - i), dtype);
 }
 
-/* The block of the last call waits here for the next, unless it is large: fresh pages cost more than
- * the arithmetic (adding 4M numbers on two cores: 57 ms with them, 12 to 20 without).  Its first cache line holds
- * its size. */
+/* The block of the last call waits here for the next, unless it is large: fresh pages cost more
+ * than the arithmetic (adding 4M numbers on two cores: 57 ms with them, 12 to 20 without).  Its
+ * first cache line holds its size. */
 #define KEPT (128 << 20)
 static _Atomic(void *) kept;
 

@@ -1,8 +1,8 @@
 /* kernels.c: the table of the CPU kernels; contracts in kernels.h, prototypes in cpu.h.
  *
- * half_NAME is the door of cpu_NAME for bf16 and f16: it says how many numbers each tensor of the call
- * has, and half.h widens them.  Kernels without a door compute nothing (they move bytes, cast, draw),
- * or know these dtypes themselves. */
+ * half_NAME is the door of cpu_NAME for bf16 and f16: it says how many numbers each tensor of the
+ * call has, and half.h widens them.  Kernels without a door compute nothing (they move bytes, cast,
+ * draw), or know these dtypes themselves. */
 #include "half.h"
 
 /* ---- elementwise ---- */

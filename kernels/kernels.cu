@@ -1,4 +1,5 @@
-/* kernels.cu: the table of the CUDA kernels, and what their launchers share; prototypes in cuda.h. */
+/* kernels.cu: the table of the CUDA kernels, and what their launchers share;
+ * prototypes in cuda.h. */
 #include "common.cuh"
 
 static const pg_kernels table = {

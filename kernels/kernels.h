@@ -1,10 +1,11 @@
-/* kernels.h: the contract of every kernel; kernels.c fills the table for the CPU, kernels.cu for CUDA.
+/* kernels.h: the contract of every kernel; kernels.c fills the table for the CPU,
+ * kernels.cu for CUDA.
  *
- * A kernel sees raw pointers, sizes, a dtype and a stream (void *, NULL on the CPU); never a tensor.
- * The core has checked shapes, dtypes and pointers before it calls.  Meaning, formulas and sources
- * stand in runtime/pg.h beside the op of the same name.  bf16 and f16 are computed
- * in f32; sums are kept in double on the CPU.  dtype_w, dtype_y: of an output that may be f32 beside
- * bf16 or f16 ("mixed").  `add`: 0 write, 1 add.  Scratch is a block of at
+ * A kernel sees raw pointers, sizes, a dtype and a stream (void *, NULL on the CPU); never a
+ * tensor.  The core has checked shapes, dtypes and pointers before it calls.  Meaning, formulas and
+ * sources stand in runtime/pg.h beside the op of the same name.  bf16 and f16 are computed
+ * in f32; sums are kept in double on the CPU.  dtype_w, dtype_y: of an output that may be f32
+ * beside bf16 or f16 ("mixed").  `add`: 0 write, 1 add.  Scratch is a block of at
  * least the bytes that the matching *_scratch function asks for; 64-byte aligned. */
 #ifndef PG_KERNELS_H
 #define PG_KERNELS_H
@@ -29,8 +30,8 @@ typedef struct { /* one (possibly batched) matrix product, row major */
     const float *scale_a, *scale_b; /* one number in device memory, or NULL */
 } pg_gemm_args;
 
-/* The activation by whose slope at aux an epilogue multiplies, or -1.  bias is then NULL, beta 0, and
- * c and aux have no gaps between their rows. */
+/* The activation by whose slope at aux an epilogue multiplies, or -1.  bias is then NULL, beta 0,
+ * and c and aux have no gaps between their rows. */
 static inline int pg_epilogue_slope(int epilogue) {
     return epilogue == PG_EPILOGUE_GELU_GRAD        ? PG_GELU
            : epilogue == PG_EPILOGUE_GELU_TANH_GRAD ? PG_GELU_TANH
@@ -73,8 +74,8 @@ typedef struct pg_kernels {
     int (*gemm)(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s);
     const char *(*gemm_choices)(void); /* NULL, as gemm_adopt, where nothing is chosen */
     int (*gemm_adopt)(const char *text);
-    /* norms: x [n,d]; dw, db want scratch.  r and sum NULL: y is the norm of x; else of sum = x + r.
-     * base NULL, or added to the gradient of x */
+    /* norms: x [n,d]; dw, db want scratch.  r and sum NULL: y is the norm of x; else of sum = x +
+     * r.  base NULL, or added to the gradient of x */
     int (*rmsnorm)(void *y, void *sum, void *rstd, const void *x, const void *r, const void *w,
                    double eps, int64_t n, int64_t d, int dtype, pg_stream s);
     int64_t (*rmsnorm_grad_scratch)(int64_t n, int64_t d);
@@ -113,7 +114,8 @@ typedef struct pg_kernels {
     /* index of the first id outside [0,v) (and not `ignore`) or -1; ids i32 or i64; synchronises */
     int64_t (*check_ids)(const void *ids, int64_t n, int64_t v, int64_t ignore, int dtype_ids,
                          pg_stream s);
-    /* the table's v rows are those of ids first .. first + v; other ids give zeros, and no gradient */
+    /* the table's v rows are those of ids first .. first + v; other ids give
+     * zeros, and no gradient */
     int (*embedding)(void *y, const void *table, const void *ids, int64_t n, int64_t d, int64_t v,
                      int64_t first, int dtype, int dtype_ids, pg_stream s);
     int64_t (*embedding_grad_scratch)(int64_t n, int64_t v);

@@ -1,8 +1,8 @@
 /* loss.c: softmax, log-softmax, and the cross-entropy that never stores probabilities: the forward
  * pass keeps one number a row (lse), the gradient works them out again.  Where ranks hold a part of
- * the columns each, a rank's forward pass is two numbers a row, which join to the loss of the whole.
- * Sums of losses are in double and in the order of the rows, whatever the threads.  Arithmetic:
- * loss_typed.h. */
+ * the columns each, a rank's forward pass is two numbers a row, which join to the loss of the
+ * whole.  Sums of losses are in double and in the order of the rows, whatever the threads.
+ * Arithmetic: loss_typed.h. */
 #include "ids.h"
 #define CHUNK      1024 /* exponentials summed before they enter the double */
 #define TYPED_BODY "loss_typed.h"

@@ -13,7 +13,8 @@
 #include "ids.h"
 
 #define SUM_THREADS 1024
-/* Three rows at a time on a multiprocessor, so that one's joining hides behind the others' loads. */
+/* Three rows at a time on a multiprocessor, so that one's joining hides
+ * behind the others' loads. */
 #define LOSS_BOUNDS(T) __launch_bounds__(512, sizeof(T) == 8 ? 1 : 3)
 
 /* Room for the sums of a block of one row. */
@@ -22,8 +23,8 @@ template <typename T> struct row_space {
     double sum[32];
 };
 
-/* *most = max x; returns the sum of exp(x - max): equal for all threads of the block.  A NaN among x
- * may miss the maximum, never the sum. */
+/* *most = max x; returns the sum of exp(x - max): equal for all threads of the block.  A NaN among
+ * x may miss the maximum, never the sum. */
 template <typename T, int W>
 __device__ __forceinline__ double row_exponentials(const T *x, int64_t v, real<T> *most,
                                                    row_space<T> *space) {
@@ -205,7 +206,7 @@ int cuda_softmax(void *y, const void *x, int64_t n, int64_t v, int log, int dtyp
     if (n * v == 0) return PG_OK;
     CUDA_FLOATING("softmax", dtype,
                   CUDA_WIDE(cuda_aligned(y, x), T,
-                            softmax_kernel<T, W><<<(unsigned)n, row_threads(v, W), 0, s>>>(
+                            softmax_kernel<T, W><<<cuda_blocks(n), row_threads(v, W), 0, s>>>(
                                 (T *)y, (const T *)x, v, log)))
     return cuda_launched("softmax");
 }
@@ -216,7 +217,7 @@ int cuda_softmax_grad(void *dx, const void *dy, const void *y, int64_t n, int64_
     if (n * v == 0) return PG_OK;
     CUDA_FLOATING("softmax_grad", dtype,
                   CUDA_WIDE(cuda_aligned(dx, dy, y), T,
-                            softmax_grad_kernel<T, W><<<(unsigned)n, row_threads(v, W), 0, s>>>(
+                            softmax_grad_kernel<T, W><<<cuda_blocks(n), row_threads(v, W), 0, s>>>(
                                 (T *)dx, (const T *)dy, (const T *)y, v, log, add)))
     return cuda_launched("softmax_grad");
 }
@@ -243,7 +244,7 @@ int cuda_cross_entropy(void *out, void *rows, void *lse, const void *logits, con
         CUDA_FLOATING("cross_entropy", dtype,
                       CUDA_WIDE(cuda_aligned(logits), T,
                                 cross_entropy_kernel<T, W>
-                                <<<(unsigned)n, row_threads(v, W), 0, s>>>(
+                                <<<cuda_blocks(n), row_threads(v, W), 0, s>>>(
                                     (real<T> *)rows, (real<T> *)lse, loss, (const T *)logits,
                                     targets, v, ignore, dtype_ids)))
     mean_loss(out, loss, targets, n, ignore, step, dtype, dtype_ids, s);
@@ -260,7 +261,7 @@ int cuda_cross_entropy_grad(void *dlogits, const void *dloss, int per_row, const
     CUDA_FLOATING("cross_entropy_grad", dtype,
                   CUDA_WIDE(cuda_aligned(dlogits, logits), T,
                             cross_entropy_grad_kernel<T, W>
-                            <<<(unsigned)n, row_threads(v, W), 0, s>>>(
+                            <<<cuda_blocks(n), row_threads(v, W), 0, s>>>(
                                 (T *)dlogits, (const real<T> *)dloss, per_row, (const T *)logits,
                                 targets, (const real<T> *)lse, (const real<T> *)out, v, first,
                                 valid, ignore, step, add, dtype_ids)))
@@ -274,7 +275,8 @@ int cuda_vocab_stats(void *stats, const void *logits, const void *targets, int64
     if (n == 0) return PG_OK;
     CUDA_FLOATING("vocab_stats", dtype,
                   CUDA_WIDE(cuda_aligned(logits), T,
-                            vocab_stats_kernel<T, W><<<(unsigned)n, row_threads(valid, W), 0, s>>>(
+                            vocab_stats_kernel<T, W>
+                            <<<cuda_blocks(n), row_threads(valid, W), 0, s>>>(
                                 (real<T> *)stats, (const T *)logits, targets, v, first, valid,
                                 ignore, dtype_ids)))
     return cuda_launched("vocab_stats");

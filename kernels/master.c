@@ -1,4 +1,5 @@
-/* master.c: joining half-precision values with their masters and splitting them again; see master.h. */
+/* master.c: joining half-precision values with their masters and splitting them
+ * again; see master.h. */
 #include "master.h"
 #include "vecmath.h"
 

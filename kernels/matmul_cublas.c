@@ -1,7 +1,7 @@
 /* matmul_cublas.c: cuda_gemm: which part of a product cuBLASLt does, and which is finished by hand.
  *
- * The library adds a bias or beta c to any product, and GELU in the tanh form (with the value before
- * it), or the slope of it, to half precision ones without beta.  Its GELU in f32 may be an
+ * The library adds a bias or beta c to any product, and GELU in the tanh form (with the value
+ * before it), or the slope of it, to half precision ones without beta.  Its GELU in f32 may be an
  * approximation, and the exact GELU it does not have: there the product comes first, and
  * matmul_finish.cu or elementwise.cu goes over it once more.  The same where the heuristics know no
  * algorithm for a combination. */
@@ -145,6 +145,9 @@ static int times_slope(gemm_call call, const pg_gemm_args *g, int slope) {
 int cuda_gemm(void *c, const void *a, const void *b, const pg_gemm_args *g, pg_stream s) {
     int slope = pg_epilogue_slope(g->epilogue), rc = NOT_THERE;
     if (g->m == 0 || g->n == 0 || g->batch == 0) return PG_OK;
+    if (g->batch > INT32_MAX)
+        return pg_fail(PG_EINVAL, "matmul: %lld products; cuBLASLt takes %d in a call",
+                       (long long)g->batch, INT32_MAX);
     if (g->k == 0) /* zeros times a slope are zeros */
         return cuda_gemm_finish(c, NULL, slope < 0 ? g->aux : NULL, g, g->bias, g->epilogue,
                                 g->beta, s);

@@ -14,8 +14,8 @@ template <typename R> __device__ __forceinline__ R activate(R v, int epilogue) {
     return v;
 }
 
-/* B is the bias's type, T that of all else.  Grid: columns by rows of all matrices; a thread takes W
- * columns a turn.  z may be c or aux, so none of the three is __restrict__. */
+/* B is the bias's type, T that of all else.  Grid: columns by rows of all matrices; a thread takes
+ * W columns a turn.  z may be c or aux, so none of the three is __restrict__. */
 template <typename T, typename B, int W>
 __global__ void __launch_bounds__(THREADS)
     finish_kernel(T *c, const T *z, T *aux, const B *bias, int64_t batch, int64_t m, int64_t n,

@@ -34,7 +34,8 @@
     }                                                                                              \
     }
 
-/* Of 16, 8, ... the largest that divides all bits given: an OR of addresses and lengths in bytes. */
+/* Of 16, 8, ... the largest that divides all bits given: an OR of addresses
+ * and lengths in bytes. */
 static int unit_of(uint64_t bits) {
     int unit = 16;
     while (bits % (uint64_t)unit) unit /= 2;

@@ -4,7 +4,7 @@
  * 32 to 1024 threads, which keep its packs in registers (KEEP of them a thread, so up to 32,768
  * numbers of bf16); what does not fit is read again from the cache.
  * Bytes moved, for n x d numbers of bf16: 4 n d (x, y); 8 n d with sum = x + r (x, r, sum, y). */
-#include "norm.cuh"
+#include "common.cuh"
 
 #define KEEP 4 /* packs of x a thread keeps */
 
@@ -16,6 +16,29 @@ template <typename T> struct norm_value {
     int64_t n, d;
 };
 
+/* ---- the packs of a row that a thread keeps in registers ---- */
+/* use(pack, its number) for this thread's packs of a row: the kept ones, then those read again. */
+template <int keep, int W, typename T, typename F>
+__device__ __forceinline__ void each_pack(const pack<T, W> (&kept)[keep], const T *row,
+                                          int64_t packs, F use) {
+#pragma unroll
+    for (int k = 0; k < keep; k++) {
+        int64_t p = threadIdx.x + k * (int64_t)blockDim.x;
+        if (p < packs) use(kept[k], p);
+    }
+    for (int64_t p = threadIdx.x + keep * (int64_t)blockDim.x; p < packs; p += blockDim.x)
+        use(load_pack<W>(row + p * W), p);
+}
+template <int keep, int W, typename T>
+__device__ __forceinline__ void keep_packs(pack<T, W> (&kept)[keep], const T *row, int64_t packs) {
+#pragma unroll
+    for (int k = 0; k < keep; k++) {
+        int64_t p = threadIdx.x + k * (int64_t)blockDim.x;
+        if (p < packs) kept[k] = load_pack<W>(row + p * W);
+    }
+}
+
+/* ---- the values ---- */
 /* sum = x + r, rounded; the kept packs of x become the sum's.  What is not kept is read again from
  * sum, by the thread that wrote it. */
 template <int keep, int W, typename T>
@@ -91,7 +114,7 @@ template <typename T, bool centred> static void norm(norm_value<T> a, cudaStream
     CUDA_WIDE(cuda_aligned(a.y, a.sum, a.x, a.r, a.w, a.b) && a.d * sizeof(T) % 16 == 0, T,
               dim3 block = cuda_row_block((a.d / W + KEEP - 1) / KEEP, 1024);
               norm_kernel<T, W, centred>
-              <<<(unsigned)((a.n + block.y - 1) / block.y), block, 0, s>>>(a))
+              <<<cuda_blocks((a.n + block.y - 1) / block.y), block, 0, s>>>(a))
 }
 
 int cuda_rmsnorm(void *y, void *sum, void *rstd, const void *x, const void *r, const void *w,

@@ -5,12 +5,13 @@
  * A fixed number of blocks share out the rows and each sums its own dw and db in registers into its
  * line of scratch; a second launch adds the lines in order.
  * Rows of whole 16-byte packs go through a ring in shared memory: a thread copies its packs of the
- * rows to come there (cp.async, sm_80 and later), STAGES rows ahead, so that reading never stops for
- * the sums over a row.  It reads only what it has copied itself, so the block waits for nothing but
- * those sums.  Other rows, and very long ones, are read as they come.
+ * rows to come there (cp.async, sm_80 and later), STAGES rows ahead, so that reading never stops
+ * for the sums over a row.  It reads only what it has copied itself, so the block waits for nothing
+ * but those sums.  Other rows, and very long ones, are read as they come.
  * Bytes moved, for n x d numbers of bf16: 6 n d (dy, x, dx), 8 n d with a base or where dx is added
- * to; and the lines of scratch, PARTS * d * 4 written and read, which mostly stays in the L2 cache. */
-#include "norm.cuh"
+ * to; and the lines of scratch, PARTS * d * 4 written and read, which mostly
+ * stays in the L2 cache. */
+#include "common.cuh"
 
 #include <cuda_pipeline.h>
 
@@ -49,8 +50,8 @@ template <typename T> struct row_stats {
     real<T> mean[MOST / 32], rstd[MOST / 32];
 };
 
-/* The rows this thread asks for, one after the other: its packs of x, dy and base, and lane 0 of a warp
- * the row's statistics for the warp. */
+/* The rows this thread asks for, one after the other: its packs of x, dy and base, and lane 0 of a
+ * warp the row's statistics for the warp. */
 template <typename T, int W, int keep> struct asking {
     const T *x, *dy, *base; /* of the next row, at this thread's first pack; base NULL: none */
     const real<T> *mean, *rstd;
@@ -88,8 +89,8 @@ template <typename T, int W, int keep> struct asking {
     }
 };
 
-/* Grid: parts; block: threads for keep packs each.  What both turns over a row need stays in registers
- * as real numbers: to widen it again would take as long as to compute with it. */
+/* Grid: parts; block: threads for keep packs each.  What both turns over a row need stays in
+ * registers as real numbers: to widen it again would take as long as to compute with it. */
 template <typename T, int W, bool centred, int keep, int stages>
 __global__ void __launch_bounds__(MOST) ring_kernel(norm_grad<T> a) {
     typedef real<T> R;
@@ -230,8 +231,8 @@ __global__ void __launch_bounds__(1024) rows_kernel(norm_grad<T> a) {
 
 /* ---- adding the lines ---- */
 
-/* out[y] [d] (+)= the sum over `parts` lines of d, in order, y = 0 dw, 1 db: 32 columns a block, a warp
- * takes the lines l, l + 32, ... and thread row 0 adds the 32 results. */
+/* out[y] [d] (+)= the sum over `parts` lines of d, in order, y = 0 dw, 1 db: 32 columns a block, a
+ * warp takes the lines l, l + 32, ... and thread row 0 adds the 32 results. */
 template <typename Y, typename R> struct gathering {
     Y *out[2];
     const R *lines[2];

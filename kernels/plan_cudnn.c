@@ -1,9 +1,10 @@
 /* plan_cudnn.c: an engine for an attention graph: asked of the heuristics, built, launched.
  *
- * Building a plan compiles a kernel: about half a second, once a shape.  The heuristics' list begins
- * with the engine made for the card (mode A; the fallback list would put an older one first), and
- * the first that builds is taken.  A device description can stand in for the GPU: then all happens
- * but the load of the kernel, so a machine without one can test which kernels we get. */
+ * Building a plan compiles a kernel: about half a second, once a shape.  The heuristics'
+ * list begins with the engine made for the card (mode A; the fallback list would put an
+ * older one first), and the first that builds is taken.  A device description can stand in
+ * for the GPU: then all happens but the load of the kernel, so a machine without one can
+ * test which kernels we get. */
 #include "attention_cudnn.h"
 
 #include <math.h>

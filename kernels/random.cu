@@ -2,9 +2,9 @@
  * random.c for the same (seed, key, index).
  *
  * Uniform numbers and masks are equal to the bit; normals are computed in double and may differ in
- * its last bits, where one compiler fuses a multiply and an add and the other does not.  Grid-stride
- * loops, 256 threads a block.  A thread takes a pack, and computes a Philox block only where the
- * index leaves the last one. */
+ * its last bits, where one compiler fuses a multiply and an add and the other does not.
+ * Grid-stride loops, 256 threads a block.  A thread takes a pack, and computes a Philox block only
+ * where the index leaves the last one. */
 #include "common.cuh"
 #include "philox.h"
 
@@ -53,11 +53,9 @@ struct draws {
     }
 };
 
-/* From double as cuda_cast does it: through a float rounded to odd where the format is short. */
+/* From double as cuda_cast does it. */
 template <typename T> __device__ __forceinline__ T round_once(double x) {
-    float f = __double2float_rz(x);
-    if ((double)f != x && f == f) f = __int_as_float(__float_as_int(f) | 1);
-    return from_real<T>(f);
+    return from_real<T>(to_float_odd(x));
 }
 template <> __device__ __forceinline__ float round_once<float>(double x) { return (float)x; }
 template <> __device__ __forceinline__ double round_once<double>(double x) { return x; }

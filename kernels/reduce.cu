@@ -25,7 +25,8 @@ template <int kind> __device__ __forceinline__ double warp_join(double v) {
     return v;
 }
 
-/* What becomes of a finished sum: times factor, into y or added to it.  Max and min of nothing are 0. */
+/* What becomes of a finished sum: times factor, into y or added to it.  Max and
+ * min of nothing are 0. */
 typedef struct {
     double factor;
     int add, empty;
@@ -73,13 +74,14 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* How many rows of a type are joined in float before they go to double: turning each number of bf16
- * or f16 into a double would take longer than reading it, and the sum of 4 loses next to nothing. */
+ * or f16 into a double would take longer than reading it, and the sum of 4
+ * loses next to nothing. */
 template <typename T> struct together {
     static constexpr int rows = sizeof(T) == 2 ? 4 : 1;
 };
 
-/* A block of 32 x LANES threads takes 32 packs of columns of one part: lane l the rows l, l + 8, ...
- * whose results are joined in the order of the lanes.  y is [outer,parts,inner]. */
+/* A block of 32 x LANES threads takes 32 packs of columns of one part: lane l the rows l, l + 8,
+ * ...  whose results are joined in the order of the lanes.  y is [outer,parts,inner]. */
 template <typename From, typename To, int W, int kind>
 __global__ void __launch_bounds__(32 * LANES)
     columns_kernel(To *y, const From *x, int64_t outer, int64_t inner, cut c, finish f) {

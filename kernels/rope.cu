@@ -2,19 +2,20 @@
  *
  * A thread takes 16 bytes of both halves of a head, or of the columns that are only copied, for the
  * same position of several samples, so that it reads its piece of the tables once; in place what is
- * only copied is not touched at all, so that a packed row [q,k,v] costs its q and k.  Tables are f32
- * beside bf16 and f16 and stay in the L2 cache.  Grid: columns x positions x samples, 256 threads a
- * block.  Bytes moved: the turned columns in and out, the others only where y is not x: 268 MB for q
- * and k of 8192 x 4096 each, in bf16, in place. */
+ * only copied is not touched at all, so that a packed row [q,k,v] costs its q and k.  Tables are
+ * f32 beside bf16 and f16 and stay in the L2 cache.  Grid: columns x positions x samples, 256
+ * threads a block.  Bytes moved: the turned columns in and out, the others only where y is not x:
+ * 268 MB for q and k of 8192 x 4096 each, in bf16, in place. */
 #include "rows.cuh"
 
 /* What a position turns each pair by.  They come from the host, since the device's pow differs from
- * the CPU's by an ulp, which at position 1e5 is 1e-11 of the angle: so both devices, and every rank,
- * turn by the same angles. */
+ * the CPU's by an ulp, which at position 1e5 is 1e-11 of the angle: so both devices, and every
+ * rank, turn by the same angles. */
 #define TURNS 256
 struct rope_turns { double by[TURNS]; }; /* 2 KiB of a launch's 4 for arguments */
 
-/* In double, as on the CPU: an angle of 1e5 keeps its digits.  Pairs i0 .. i0 + count of each line. */
+/* In double, as on the CPU: an angle of 1e5 keeps its digits.  Pairs
+ * i0 .. i0 + count of each line. */
 template <typename T>
 __global__ void rope_table_kernel(T *cosine, T *sine, rope_turns turns, int64_t first, int64_t t,
                                   int64_t half, int64_t i0, int64_t count) {

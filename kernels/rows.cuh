@@ -9,9 +9,9 @@
 
 /* ---- rows of elements ---- */
 #define ROWS_THREADS 256
-/* Threads along a row of that many items, and over them rows up to ROWS_THREADS.  Long rows take the
- * width that leaves the fewest threads without an item: 1376 packs (a row of 11008 in bf16) are 11
- * times 128 but for 32, where 6 times 256 would leave a tenth idle. */
+/* Threads along a row of that many items, and over them rows up to ROWS_THREADS.  Long rows take
+ * the width that leaves the fewest threads without an item: 1376 packs (a row of 11008 in bf16) are
+ * 11 times 128 but for 32, where 6 times 256 would leave a tenth idle. */
 static inline dim3 rows_block(int64_t items) {
     int64_t along = pg_min64(ROWS_THREADS, (items + 31) / 32 * 32);
     for (int64_t less = 128; items > ROWS_THREADS && less >= 64; less /= 2)

@@ -28,8 +28,8 @@ __device__ __forceinline__ int64_t run_of(const int64_t *ends, int64_t runs, int
     return low;
 }
 
-/* To the run of element i, which is not before the last one asked for; enter(run) where it is another.
- * 0: i lies behind all runs. */
+/* To the run of element i, which is not before the last one asked for; enter(run) where it is
+ * another.  0: i lies behind all runs. */
 template <typename E>
 __device__ __forceinline__ bool to_run(const segment &g, int64_t i, run_place *at, E enter) {
     if (i < at->end) return true;

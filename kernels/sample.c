@@ -1,8 +1,8 @@
 /* sample.c: the next token: the largest logit, or one drawn at random by counter.
  *
  * A row's candidates become a heap by weight only when a cut is asked for; then the most likely are
- * taken off one by one until top_k of them, or the mass top_p, are reached.  top_p counts within what
- * top_k left.  Equal weights: the smaller id first.  Source of top_p: Holtzman et al. 2020. */
+ * taken off one by one until top_k of them, or the mass top_p, are reached.  top_p counts within
+ * what top_k left.  Equal weights: the smaller id first.  Source of top_p: Holtzman et al. 2020. */
 #include <omp.h>
 #include "philox.h"
 #include "kernels.h"

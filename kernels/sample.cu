@@ -62,7 +62,7 @@ int cuda_argmax(void *ids, const void *x, int64_t n, int64_t v, int dtype, int d
                 pg_stream s) {
     if (n * v == 0) return PG_OK;
     CUDA_FLOATING("argmax", dtype,
-                  argmax_kernel<T><<<(unsigned)n, row_threads(v, 1), 0, (cudaStream_t)s>>>(
+                  argmax_kernel<T><<<cuda_blocks(n), row_threads(v, 1), 0, (cudaStream_t)s>>>(
                       ids, (const T *)x, v, dtype_ids))
     return cuda_launched("argmax");
 }
@@ -98,8 +98,8 @@ __device__ bool enough(const row_weights &w, beginning b, int count, int rule, d
     return rule == MORE_THAN ? size > goal : size >= goal;
 }
 
-/* The shortest beginning with enough; all of the row where there is none.  Weights lie in [0,1], and
- * the bits of such doubles are ordered as they are. */
+/* The shortest beginning with enough; all of the row where there is none.  Weights lie in [0,1],
+ * and the bits of such doubles are ordered as they are. */
 __device__ beginning shortest(const row_weights &w, int count, int rule, double goal) {
     beginning b = {0, w.v - 1};
     if (w.sorted) {
@@ -167,7 +167,7 @@ int cuda_sample(int32_t *ids, const void *logits, int64_t n, int64_t v, double t
     uint64_t stream = pg_philox_stream(seed, key);
     CUDA_FLOATING(
         "sample", dtype,
-        sample_kernel<T><<<(unsigned)n, SAMPLE_THREADS, 0, (cudaStream_t)s>>>(
+        sample_kernel<T><<<cuda_blocks(n), SAMPLE_THREADS, 0, (cudaStream_t)s>>>(
             ids, (const T *)logits, v, temperature, top_k, top_p, stream, first, (double *)scratch))
     return cuda_launched("sample");
 }

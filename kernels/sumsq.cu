@@ -1,12 +1,12 @@
-/* sumsq.cu: the norm of the gradient: the sum of squares, each run with its weight, clipping, and the
- * count of bad numbers.  CPU twins: adamw.c.
+/* sumsq.cu: the norm of the gradient: the sum of squares, each run with its weight, clipping, and
+ * the count of bad numbers.  CPU twins: adamw.c.
  *
  * The step block lies in device memory and is written here, so nothing waits for the host, except
  * count_nonfinite, which answers. */
 #include "runs.cuh"
 
 #define THREADS 256
-#define PARTS   512 /* blocks of sumsq: four a multiprocessor of 132, and a number that no card changes */
+#define PARTS   512 /* blocks of sumsq, on any card: four a multiprocessor of 132 */
 #define AHEAD   4   /* packs a thread asks for before it adds the first: 64 bytes of 1024 threads */
 
 /* parts[block] = sum of weight * x^2 over its elements, in double.  Reads x once.  g.ends NULL: all

@@ -1,8 +1,8 @@
 /* swiglu.cu: y = silu(gate) * up and its gradient; gate and up lie side by side in each row of x.
  *
- * A thread takes 16 bytes of both.  Grid: columns x rows, 256 threads a block.  Bytes moved: x once,
- * y once, 6 n f in bf16 (541 MB at 8192 x 11008); backward x, dy and dx once, 10 n f (902 MB), and dx
- * once more where it is added to.  Formulas: swiglu_typed.h. */
+ * A thread takes 16 bytes of both.  Grid: columns x rows, 256 threads a block.  Bytes moved: x
+ * once, y once, 6 n f in bf16 (541 MB at 8192 x 11008); backward x, dy and dx once, 10 n f (902
+ * MB), and dx once more where it is added to.  Formulas: swiglu_typed.h. */
 #include "rows.cuh"
 
 template <typename T, int W>

@@ -1,8 +1,9 @@
 /* tune_cublas.c: choosing among cuBLASLt's candidates for a shape by their time on this card.
  *
  * The library's first guess costs up to a fifth on single shapes.  Every candidate runs once; those
- * within a fifth of the best then run in turns, so that a clock that drops under load drops for all,
- * and the least median wins.  Operands are the real ones: zeros would run faster than numbers do. */
+ * within a fifth of the best then run in turns, so that a clock that drops under load
+ * drops for all, and the least median wins.  Operands are the real ones: zeros would run
+ * faster than numbers do. */
 #include "matmul_cublas.h"
 
 #include <stdlib.h>

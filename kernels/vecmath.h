@@ -57,8 +57,8 @@ PG_INLINE float vexpf(float x) {
     return p * low * high;
 }
 
-/* e^x for x <= 88, as below a maximum, with 0 for what would be a denormal number: no clamps and one
- * factor less than vexpf. */
+/* e^x for x <= 88, as below a maximum, with 0 for what would be a denormal number: no clamps and
+ * one factor less than vexpf. */
 PG_INLINE float vexp_lowf(float x) {
     const float round = 0x1.8p23f;
     float shifted = x * 1.44269504f + round;

@@ -10,9 +10,9 @@
  * D width, H heads, G key/value heads, K head width, F hidden width, V vocabulary, N rows.
  * "add": 0 writes the output, 1 adds to it; an output of a _grad op may be NULL: not wanted.
  * "floating" means f32, f64, bf16 or f16, the same for all tensors of a call unless said; with bf16
- * and f16 the arithmetic is in f32 and each output is rounded once.  "mixed": this output may be f32
- * where the inputs are bf16 or f16, as gradients of weights are.  Sizes are int64_t, strings are
- * UTF-8 and borrowed for the call. */
+ * and f16 the arithmetic is in f32 and each output is rounded once.  "mixed": this output may be
+ * f32 where the inputs are bf16 or f16, as gradients of weights are.  Sizes are int64_t, strings
+ * are UTF-8 and borrowed for the call. */
 #ifndef PG_H
 #define PG_H
 #include <stddef.h>
@@ -60,7 +60,8 @@ int pg_interrupted(void);
 /* 1: the same bits in every run, also where that costs time and memory (attention's gradient on the
  * GPU: 2 B H T^2 bytes).  Off at start; the CPU always is.  Returns what it was. */
 int pg_deterministic(int on);
-/* Run another table for a while: 1 = every op works on shapes alone and new tensors hold no data. */
+/* Run another table for a while: 1 = every op works on shapes alone and new
+ * tensors hold no data. */
 int pg_shape_only(int on);
 uint64_t pg_hash(const void *data, int64_t bytes, uint64_t seed); /* xxHash64 */
 
@@ -96,13 +97,15 @@ int pg_storage_drop(pg_tensor *t, const char *name);
 int pg_storage_fill(pg_tensor *t);
 
 /* Host memory that the device reads and writes by itself (pinned; plain memory on the CPU), for
- * batches and offloaded states.  A move returns at once and starts after all ops asked for before it.
- * pg_host_join: ops asked for from now on see the moves; the host does not wait.  pg_host_wait: the
- * host does, and may then touch the memory.  Touch or free neither side of a move before that. */
+ * batches and offloaded states.  A move returns at once and starts after all ops asked for
+ * before it.  pg_host_join: ops asked for from now on see the moves; the host does not
+ * wait.  pg_host_wait: the host does, and may then touch the memory.  Touch or free neither
+ * side of a move before that. */
 typedef struct pg_host pg_host;
 int pg_host_new(pg_host **out, int64_t bytes);
 void *pg_host_data(pg_host *h);
-int pg_host_upload(pg_host *h, int64_t offset, pg_tensor *t, int64_t first, int64_t bytes);   /* h -> t */
+/* upload: h to t */
+int pg_host_upload(pg_host *h, int64_t offset, pg_tensor *t, int64_t first, int64_t bytes);
 int pg_host_download(pg_host *h, int64_t offset, const pg_tensor *t, int64_t first, int64_t bytes);
 int pg_host_join(pg_host *h);
 int pg_host_wait(pg_host *h);
@@ -110,8 +113,8 @@ void pg_host_free(pg_host *h);    /* waits for its moves */
 
 /* Marks: moments on the device's own clock.  A mark is reached when all ops asked for before it are
  * done and those asked for after it have not begun; setting one makes neither host nor device wait.
- * pg_marks_read waits for them: seconds [n], NaN for a mark that was never set; on the CPU of pg_time's
- * clock, which the ranks of a host share, on a GPU since the mark that was set first. */
+ * pg_marks_read waits for them: seconds [n], NaN for a mark that was never set; on the CPU of
+ * pg_time's clock, which the ranks of a host share, on a GPU since the mark that was set first. */
 typedef struct pg_marks pg_marks;
 int pg_marks_new(pg_marks **out, int n);
 int pg_marks_set(pg_marks *m, int i); /* 0 <= i < n; set again, the later moment counts */
@@ -165,17 +168,19 @@ enum pg_epilogue { PG_EPILOGUE_NONE, PG_EPILOGUE_GELU, PG_EPILOGUE_GELU_TANH,
                    PG_EPILOGUE_GELU_GRAD, PG_EPILOGUE_GELU_TANH_GRAD };
 typedef struct pg_gemm {
     int32_t transpose_a, transpose_b; /* a is [..,K,M], b is [..,N,K] */
-    double alpha, beta;               /* out = epilogue(alpha a b scale_a scale_b + bias) + beta out */
+    double alpha, beta; /* out = epilogue(alpha a b scale_a scale_b + bias) + beta out */
     const pg_tensor *bias;            /* [N] or NULL */
     int32_t epilogue;
     pg_tensor *aux;                   /* like out: the value before the epilogue, or NULL.  Of a
-                                         gradient's epilogue, which multiplies by the slope of GELU at
-                                         aux, it is read and must be given; bias is NULL, beta 0 */
+                                         gradient's epilogue, which multiplies by the slope of GELU
+                                         at aux, it is read and must be given; bias is NULL, beta
+                                         0 */
     const pg_tensor *scale_a, *scale_b; /* f32 [1] in device memory, or NULL = 1 */
 } pg_gemm;
 /* out [..,M,N] = a [..,M,K] b [..,K,N].  a and b have equal leading dims; or b is 2-D and a's
  * leading dims fold into M (transpose_a = 0); or out is 2-D, transpose_a = 1, transpose_b = 0 and
- * equal leading dims of a and b fold into the summed dim (a weight gradient).  opts NULL: defaults. */
+ * equal leading dims of a and b fold into the summed dim (a weight gradient).
+ * opts NULL: defaults. */
 int pg_matmul(pg_tensor *out, const pg_tensor *a, const pg_tensor *b, const pg_gemm *opts);
 
 /* Let f32 products use tf32 (10 bits of mantissa) where the device has it; off at start.  Returns
@@ -185,8 +190,8 @@ int pg_allow_tf32(int on);
  * kept (PG_GEMM_TUNE=0: the library's first).  Choices live in the process, and in this file if one
  * is given (NULL or "": none): lines of text by library version, card and shape. */
 int pg_gemm_cache(const char *path);
-const char *pg_gemm_choices(void);         /* all choices made or adopted; lives until the next call */
-int pg_gemm_adopt(const char *text);       /* take another rank's choices instead of own ones */
+const char *pg_gemm_choices(void);   /* all choices made or adopted; lives until the next call */
+int pg_gemm_adopt(const char *text); /* take another rank's choices instead of own ones */
 
 /* ---- norms, over the last dim D ---- */
 /* y = x / sqrt(mean(x^2) + eps) * w.  rstd [N] f32 (f64 for f64), kept for the gradient.
@@ -205,7 +210,8 @@ int pg_layernorm(pg_tensor *y, pg_tensor *mean, pg_tensor *rstd, const pg_tensor
                  const pg_tensor *w, const pg_tensor *b, double eps);
 int pg_layernorm_grad(pg_tensor *dx, pg_tensor *dw, pg_tensor *db, const pg_tensor *dy,
                       const pg_tensor *x, const pg_tensor *w, const pg_tensor *mean,
-                      const pg_tensor *rstd, const pg_tensor *base, int add_x, int add_w, int add_b);
+                      const pg_tensor *rstd, const pg_tensor *base, int add_x, int add_w,
+                      int add_b);
 int pg_add_layernorm(pg_tensor *y, pg_tensor *sum, pg_tensor *mean, pg_tensor *rstd,
                      const pg_tensor *x, const pg_tensor *r, const pg_tensor *w, const pg_tensor *b,
                      double eps);
@@ -241,18 +247,21 @@ int pg_swiglu(pg_tensor *y, const pg_tensor *x);
 int pg_swiglu_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *x, int add);
 
 /* ---- softmax, embedding, loss ---- */
-int pg_softmax(pg_tensor *y, const pg_tensor *x, int log);   /* over the last dim; log = 1: log-softmax */
+/* over the last dim; log = 1: log-softmax */
+int pg_softmax(pg_tensor *y, const pg_tensor *x, int log);
 int pg_softmax_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *y, int log, int add);
-/* y [..,D] = rows of table [R,D] at ids [..] (i32 or i64).  The rows are those of ids [first, first + R) in a
- * vocabulary of `vocab` ids (0: of R); ids of other rows give zeros, rows past the vocabulary are padding.
- * An id outside [0,vocab) is an error naming it. */
-int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids, int64_t first, int64_t vocab);
+/* y [..,D] = rows of table [R,D] at ids [..] (i32 or i64).  The rows are those of ids
+ * [first, first + R) in a vocabulary of `vocab` ids (0: of R); ids of other rows give zeros, rows
+ * past the vocabulary are padding.  An id outside [0,vocab) is an error naming it. */
+int pg_embedding(pg_tensor *y, const pg_tensor *table, const pg_tensor *ids, int64_t first,
+                 int64_t vocab);
 /* dtable mixed; ids of other rows add nothing. */
 int pg_embedding_grad(pg_tensor *dtable, const pg_tensor *dy, const pg_tensor *ids, int64_t first,
                       int64_t vocab, int add);
 /* out [2]: out[0] = sum of losses over valid rows, times step[INV_TOKENS] (step given) or divided
  * by the valid rows (0 if none); out[1] = valid rows.  rows [N] (or NULL): each row's loss, 0 where
- * ignored.  lse [N] kept.  logits [..,V]; targets [..] i32|i64, checked against V. Sums in double. */
+ * ignored.  lse [N] kept.  logits [..,V]; targets [..] i32|i64, checked
+ * against V. Sums in double. */
 int pg_cross_entropy(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_tensor *logits,
                      const pg_tensor *targets, int64_t ignore, const pg_tensor *step);
 /* dloss: one element (gradient of out[0]) or [N] (of rows; where N is 1, out = NULL says so).
@@ -260,55 +269,59 @@ int pg_cross_entropy(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_t
 int pg_cross_entropy_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
                           const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out,
                           int64_t ignore, const pg_tensor *step, int add);
-/* The same loss where the vocabulary of V ids is cut over R ranks: this one's logits [..,Vl] are those of
- * ids [first, first + valid), columns from valid on are padding.  Targets are ids of the whole.
- * stats [2,N] (f32, or f64): the log of the sum of exponentials over this rank's columns (-inf where it
- * has none), and the target's logit where it is here, else 0.  Both are 0 for an ignored row. */
-int pg_vocab_stats(pg_tensor *stats, const pg_tensor *logits, const pg_tensor *targets, int64_t first,
-                   int64_t valid, int64_t vocab, int64_t ignore);
+/* The same loss where the vocabulary of V ids is cut over R ranks: this one's logits [..,Vl]
+ * are those of ids [first, first + valid), columns from valid on are padding.  Targets are ids
+ * of the whole.  stats [2,N] (f32, or f64): the log of the sum of exponentials over this rank's
+ * columns (-inf where it has none), and the target's logit where it is here, else 0.  Both are
+ * 0 for an ignored row. */
+int pg_vocab_stats(pg_tensor *stats, const pg_tensor *logits, const pg_tensor *targets,
+                   int64_t first, int64_t valid, int64_t vocab, int64_t ignore);
 /* parts [R,2,N]: the stats of all ranks.  out, rows, lse as in pg_cross_entropy. */
 int pg_vocab_loss(pg_tensor *out, pg_tensor *rows, pg_tensor *lse, const pg_tensor *parts,
                   const pg_tensor *targets, int64_t ignore, const pg_tensor *step);
 /* As pg_cross_entropy_grad, for this rank's columns; padding gets 0.  lse is that of the whole. */
 int pg_vocab_grad(pg_tensor *dlogits, const pg_tensor *dloss, const pg_tensor *logits,
-                  const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out, int64_t first,
-                  int64_t valid, int64_t ignore, const pg_tensor *step, int add);
+                  const pg_tensor *targets, const pg_tensor *lse, const pg_tensor *out,
+                  int64_t first, int64_t valid, int64_t ignore, const pg_tensor *step, int add);
 /* ids [N] i32 drawn from softmax(logits [N,V] / temperature) cut to the top_k most likely (0 = all)
  * and the smallest set of mass >= top_p (1 = all).  temperature 0: argmax.  Stream (seed, key),
  * index first + row. */
 int pg_sample(pg_tensor *ids, const pg_tensor *logits, double temperature, int64_t top_k,
               double top_p, uint64_t seed, uint64_t key, int64_t first);
-int pg_argmax(pg_tensor *ids, const pg_tensor *x); /* over the last dim; first of equals; ids i32|i64 */
+int pg_argmax(pg_tensor *ids, const pg_tensor *x); /* last dim; first of equals; ids i32|i64 */
 
 /* ---- reductions and rearranging ---- */
 enum pg_reduce_kind { PG_SUM, PG_MEAN, PG_RMAX, PG_RMIN };
-/* Over dim (0-based) of x; dim = -1: over all.  y has the other dims (count is what is checked), and is
- * mixed for sums and means. */
+/* Over dim (0-based) of x; dim = -1: over all.  y has the other dims (count is what is checked),
+ * and is mixed for sums and means. */
 int pg_reduce(pg_tensor *y, const pg_tensor *x, int kind, int dim, int add);
 /* Gradient of sum: y[outer,n,inner] (+)= scale * x[outer,inner]; dim as above. */
 int pg_expand(pg_tensor *y, const pg_tensor *x, int dim, double scale, int add);
 /* Gradient of max and min: dy goes to the first element equal to y. */
 int pg_reduce_grad(pg_tensor *dx, const pg_tensor *dy, const pg_tensor *x, const pg_tensor *y,
                    int kind, int dim, int add);
-int pg_slice(pg_tensor *y, const pg_tensor *x, int dim, int64_t start, int add); /* y = x[start..] */
-int pg_place(pg_tensor *y, const pg_tensor *x, int dim, int64_t start, int add); /* y[start..] = x */
-int pg_permute(pg_tensor *y, const pg_tensor *x, const int32_t *order, int add); /* y dim i = x dim order[i] */
+/* y = x[start..], y[start..] = x, and: dim i of y is dim order[i] of x. */
+int pg_slice(pg_tensor *y, const pg_tensor *x, int dim, int64_t start, int add);
+int pg_place(pg_tensor *y, const pg_tensor *x, int dim, int64_t start, int add);
+int pg_permute(pg_tensor *y, const pg_tensor *x, const int32_t *order, int add);
 
 /* ---- norms of gradients, updates ---- */
-/* step[SUMSQ] += sum of weight * x^2, in double.  ends i64 [R] and weights f32 [R]: where each run of x
- * ends, and its weight (a parameter that k ranks hold counts 1/k on each); both NULL: all 1. */
+/* step[SUMSQ] += sum of weight * x^2, in double.  ends i64 [R] and weights f32 [R]:
+ * where each run of x ends, and its weight (a parameter that k ranks hold counts 1/k on
+ * each); both NULL: all 1. */
 int pg_sumsq(pg_tensor *step, const pg_tensor *x, const pg_tensor *ends, const pg_tensor *weights);
 /* norm = sqrt(step[SUMSQ]) / scale -> NORM; FINITE; CLIP = min(1, max_norm / norm) / scale
  * (max_norm 0: only / scale). */
 int pg_clip(pg_tensor *step, double max_norm);
 int pg_count_nonfinite(int64_t *count, const pg_tensor *x);
-/* One call for a segment, or a slice of one.  ends i64 [R]: where each run of parameters ends; factors
- * f32 [R,2]: decay and rate multiplier of each run.  Does nothing if step[FINITE] is 0.
- * dtypes: all f32 or all f64 with master NULL; or value bf16 with master i16, the 16 bits that bf16 lacks
- * (the f32 master has the bits (value << 16) + master, so value = (bits + 0x8000) >> 16); or value bf16 or
- * f16 with master f32, the master itself, whose rounding the value is.  With a master, grad is f32 or like
- * value, and m and v are f32, or both bf16.
- * Decoupled decay: value -= rate * (m^ / (sqrt(v^) + eps) + decay * value).  Loshchilov and Hutter 2019. */
+/* One call for a segment, or a slice of one.  ends i64 [R]: where each run of parameters ends;
+ * factors f32 [R,2]: decay and rate multiplier of each run.  Does nothing if step[FINITE] is 0.
+ * dtypes: all f32 or all f64 with master NULL; or value bf16 with master i16, the 16 bits that bf16
+ * lacks (the f32 master has the bits (value << 16) + master, so value = (bits + 0x8000) >> 16); or
+ * value bf16 or f16 with master f32, the master itself, whose rounding the value is.  With a
+ * master, grad is f32 or like value, and m and v are f32, or both bf16.
+ * Decoupled decay: value -= rate * (m^ / (sqrt(v^) + eps) + decay * value).
+ * Loshchilov and Hutter 2019. */
 int pg_adamw(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m, pg_tensor *v,
              const pg_tensor *ends, const pg_tensor *factors, const pg_tensor *step,
              double beta1, double beta2, double eps);
@@ -316,14 +329,15 @@ int pg_adamw(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tens
 int pg_sgd(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m,
            const pg_tensor *ends, const pg_tensor *factors, const pg_tensor *step, double momentum,
            double dampening, int nesterov, int first);
-/* The f32 numbers that value and master stand for, and back.  out, in f32; counts equal.  A NaN becomes
- * the quiet one of its sign, which keeps one beside i16 masters. */
+/* The f32 numbers that value and master stand for, and back.  out, in f32; counts equal.  A NaN
+ * becomes the quiet one of its sign, which keeps one beside i16 masters. */
 int pg_master_join(pg_tensor *out, const pg_tensor *value, const pg_tensor *master);
 int pg_master_split(pg_tensor *value, pg_tensor *master, const pg_tensor *in);
 
 /* ---- ranks and collectives ---- */
 enum pg_reduce_op { PG_OP_SUM, PG_OP_MAX, PG_OP_MIN };
-/* Join the ranks named by the environment (RANK, WORLD_SIZE, ...; see launch.c).  Without it a world of one. */
+/* Join the ranks named by the environment (RANK, WORLD_SIZE, ...; see launch.c).
+ * Without it a world of one. */
 int pg_comm_init(void);
 pg_comm *pg_comm_world(void);
 int pg_comm_rank(const pg_comm *c);
@@ -332,9 +346,9 @@ int pg_comm_size(const pg_comm *c);
  * groups; name for messages ("dp", "tp"). */
 int pg_comm_split(pg_comm **out, pg_comm *parent, const int32_t *ranks, int n, const char *name);
 void pg_comm_free(pg_comm *c);
-/* work NULL: wait here.  Otherwise the tensors are held until pg_work_wait.  Sums are the same bits on
- * every rank; on the CPU bf16 and f16 are added in f32, in rank order.  Ops, dtypes and counts are
- * compared before data is touched (on GPUs: of small collectives; of others while they run, see
+/* work NULL: wait here.  Otherwise the tensors are held until pg_work_wait.  Sums are the same bits
+ * on every rank; on the CPU bf16 and f16 are added in f32, in rank order.  Ops, dtypes and counts
+ * are compared before data is touched (on GPUs: of small collectives; of others while they run, see
  * nccl_check.c); a mismatch is PG_ECOMM on all, naming both ranks.  On GPUs a wait is the device's:
  * the host goes on, and a failure comes with the next call that needs numbers.  There, groups that
  * overlap must be used in one order on all ranks. */
@@ -348,7 +362,9 @@ int pg_barrier(pg_comm *c);
 int pg_work_wait(pg_work *w);     /* waits and frees */
 int pg_work_done(pg_work *w);     /* 1 done, 0 not yet, negative failed; does not free */
 void pg_work_drop(pg_work *w);    /* nobody will wait: freed once it is done; never blocks */
-void pg_comm_timeout(double seconds); /* default PGRUN_TIMEOUT, else 600 */
+/* Seconds that ranks wait for each other, set where above 0; returns what held before: at first
+ * PGRUN_TIMEOUT, else 600. */
+double pg_comm_timeout(double seconds);
 /* Break every waiting and future call on c, on all its ranks, with PG_ECANCEL; then all its ranks
  * call pg_comm_reform to use it again.  One rank's cancel is enough. */
 int pg_comm_cancel(pg_comm *c, const char *reason);
@@ -359,21 +375,21 @@ void pg_status_where(const char *file_line); /* Lua line of the next waiting cal
 void pg_status_fail(const char *message);    /* why this rank is about to end */
 
 /* ---- graphs: work recorded once, then done again as a whole ---- */
-/* A GPU that is given small ops one by one waits for the host between them; a graph of them starts at
- * once.  From begin to end ops check their arguments as always and are recorded, not done:
+/* A GPU that is given small ops one by one waits for the host between them; a graph of them starts
+ * at once.  From begin to end ops check their arguments as always and are recorded, not done:
  * pg_graph_launch does all of them, as often as it is called, with the same tensors and scalars, in
- * the stream's order.  What changes from one time to the next lies in device memory: the step block,
- * tensors written or copied into between.
- * Refused meanwhile with PG_EGRAPH, and the recording is then spoilt: what the host would see or bring
- * (reads, writes, moves of pg_host, pg_sync, pg_count_nonfinite), collectives of several ranks,
- * products that would be timed, a second begin.
+ * the stream's order.  What changes from one time to the next lies in device memory: the step
+ * block, tensors written or copied into between.
+ * Refused meanwhile with PG_EGRAPH, and the recording is then spoilt: what the host would see or
+ * bring (reads, writes, moves of pg_host, pg_sync, pg_count_nonfinite), collectives of several
+ * ranks, products that would be timed, a second begin.
  * Memory: tensors made meanwhile lie in blocks of the graph's own, which nobody else gets while it
- * lives; storages made before are held as long as it does, whoever frees them.  Ids that recorded ops
- * read are checked at each launch.  All calls come from the thread that computes. */
+ * lives; storages made before are held as long as it does, whoever frees them.  Ids that recorded
+ * ops read are checked at each launch.  All calls come from the thread that computes. */
 typedef struct pg_graph pg_graph;
-int pg_graph_begin(void);         /* PG_EGRAPH where the device has none: the CPU has nothing to gain */
-/* Recording ends whatever happened.  out NULL gives it up.  Where it was spoilt or given up nothing was
- * done, and tensors made meanwhile that are still there may not be touched. */
+int pg_graph_begin(void); /* PG_EGRAPH where the device has none: the CPU has nothing to gain */
+/* Recording ends whatever happened.  out NULL gives it up.  Where it was spoilt or given up nothing
+ * was done, and tensors made meanwhile that are still there may not be touched. */
 int pg_graph_end(pg_graph **out);
 int pg_graph_launch(pg_graph *g); /* returns at once */
 int64_t pg_graph_bytes(const pg_graph *g); /* of the blocks that are its own */
@@ -391,9 +407,10 @@ const char *pg_fs_glob(const char *pattern);  /* paths; "" when nothing matches 
 /* Written aside, fsynced, renamed: the old file or the new one, never a part. */
 int pg_fs_write(const char *path, const void *data, int64_t bytes);
 const char *pg_fs_read(const char *path, int64_t *bytes); /* as pg_fs_list; NULL on error */
-int pg_fs_hash(const char *path, uint64_t *out);  /* pg_hash of its bytes, seed 0; PG_EINTR on Ctrl-C */
+int pg_fs_hash(const char *path, uint64_t *out); /* of its bytes, seed 0; PG_EINTR on Ctrl-C */
 const char *pg_fs_hostname(void);
-/* Tests: the n-th write, fsync or rename of a file from now fails with "disk full", once; 0 = never. */
+/* Tests: the n-th write, fsync or rename of a file from now fails with "disk
+ * full", once; 0 = never. */
 void pg_fs_fail_after(int64_t n);
 
 /* ---- files: safetensors ---- */
@@ -423,9 +440,10 @@ int pg_safetensors_write(pg_safetensors *f, const char *name, int64_t first, con
 int pg_safetensors_write_block(pg_safetensors *f, const char *name, int64_t first, int64_t cols,
                                int64_t stride, int64_t from, const pg_tensor *t);
 int pg_safetensors_finish(pg_safetensors *f);
-/* Several processes write one file: after begin its creator shares it, the others join the path that
- * share returns (NULL: an error), write their numbers, sync (on disk when it returns) and close; then
- * its creator finishes.  That every element was written is theirs to know: finish does not count. */
+/* Several processes write one file: after begin its creator shares it, the others join the
+ * path that share returns (NULL: an error), write their numbers, sync (on disk when it
+ * returns) and close; then its creator finishes.  That every element was written is theirs to
+ * know: finish does not count. */
 const char *pg_safetensors_share(pg_safetensors *f);
 int pg_safetensors_join(pg_safetensors **out, const char *path);
 int pg_safetensors_sync(pg_safetensors *f);
@@ -436,7 +454,6 @@ typedef struct pg_tokens pg_tokens;
  * -1 = uint16 as nanoGPT.  vocab > 0: ids are checked when they are read. */
 int pg_tokens_open(pg_tokens **out, const char *pattern, int dtype, int64_t vocab);
 int64_t pg_tokens_count(const pg_tokens *s);       /* tokens over all files */
-int64_t pg_tokens_files(const pg_tokens *s);
 /* Copy [start, start + n) to dst (host).  An id >= vocab is PG_EINVAL naming file, offset, id. */
 int pg_tokens_read(const pg_tokens *s, int64_t start, int64_t n, int32_t *dst);
 void pg_tokens_close(pg_tokens *s);
@@ -448,8 +465,9 @@ int pg_tokens_finish(pg_tokens *s);                /* header, fsync, rename; the
  * from the starts given; results come back in order.  Holds s open until it is freed. */
 typedef struct pg_prefetch pg_prefetch;
 int pg_prefetch_new(pg_prefetch **out, const pg_tokens *s, int64_t rows, int64_t span, int depth);
-int pg_prefetch_ask(pg_prefetch *p, const int64_t *starts);   /* never waits; refused when depth are out */
-int pg_prefetch_take(pg_prefetch *p, int32_t *dst);           /* rows * span, the oldest request */
+/* never waits; refused when depth are out */
+int pg_prefetch_ask(pg_prefetch *p, const int64_t *starts);
+int pg_prefetch_take(pg_prefetch *p, int32_t *dst); /* rows * span, the oldest request */
 void pg_prefetch_free(pg_prefetch *p);
 /* Element i of a keyed permutation of [0,n): a Feistel network with cycle walking, no table. */
 int64_t pg_permute_index(int64_t i, int64_t n, uint64_t key);

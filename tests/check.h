@@ -1,4 +1,5 @@
-/* check.h: the C test helper on cmocka: numbers close by norm, codes with their messages, nothing left alive. */
+/* check.h: the C test helper on cmocka: numbers close by norm, codes with their
+ * messages, nothing left alive. */
 #ifndef PG_CHECK_H
 #define PG_CHECK_H
 #include <math.h>

@@ -62,9 +62,24 @@ end
 --- pieces.manifest(step)
 function pieces.manifest(step) return { step = step, position = 8 * step, tokens = 256 * step, epoch = 0 } end
 
+--- pieces.states(optim) -> { { name, view, first, piece }, ... }: every moment under MOMENT.PARAMETER, what lies in
+-- this rank's window.
+function pieces.states(optim)
+  local out = {}
+  for _, s in ipairs(optim.segments) do
+    for _, moment in ipairs(optim.moments) do
+      for _, piece in ipairs(s:pieces(optim.states[s][moment])) do
+        piece.name = moment .. "." .. piece.name
+        out[#out + 1] = piece
+      end
+    end
+  end
+  return out
+end
+
 --- pieces.moments(optim): numbers that differ everywhere, for a layout where each rank holds all.
 function pieces.moments(optim)
-  for _, piece in ipairs(optim:state_pieces()) do
+  for _, piece in ipairs(pieces.states(optim)) do
     c.check(C.pg_random_normal(piece.view.raw, 5, c.hash(piece.name), 0, 1, 0, 0, 0))
     piece.view:free()
   end

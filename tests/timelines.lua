@@ -13,18 +13,18 @@ local timelines = {}
 local B, T, VOCAB = 2, 16, 32
 local HOST = 1e-9 -- seconds: times are written with so many digits
 
--- The i-th of `n` micro-batches.
-local function batches(n)
-  step.set { INV_TOKENS = 1 / (n * B * T) }
+--- timelines.batches(n, rows, length, vocab) -> function(i): the i-th of `n` micro-batches, the same in every layout.
+function timelines.batches(n, rows, length, vocab)
+  step.set { INV_TOKENS = 1 / (n * rows * length) }
   return function(i)
     local ids, targets = {}, {}
-    for b = 1, B do
+    for b = 1, rows do
       ids[b], targets[b] = {}, {}
-      for t = 1, T do ids[b][t], targets[b][t] = (7 * i + 3 * b + t * t) % VOCAB, (5 * i + b + t) % VOCAB end
+      for t = 1, length do ids[b][t], targets[b][t] = (7 * i + 3 * b + t * t) % vocab, (5 * i + b + t) % vocab end
     end
-    tape.context = { training = true, sample0 = (i - 1) * B, step = step.block() }
-    return { tokens = pg.tensor(ids, "i32"), targets = pg.tensor(targets, "i32"), ignore = -100, step = step.block(),
-             share = true }
+    tape.context = { training = true, sample0 = (i - 1) * rows, step = step.block() }
+    return { tokens = pg.tensor(ids, "i32"), targets = pg.tensor(targets, "i32"), ignore = c.IGNORE,
+             step = step.block(), share = true }
   end
 end
 
@@ -38,7 +38,7 @@ end
 
 -- The loss and all gradients of this rank.
 local function gradients(e, micro, traced)
-  local loss = pg.scope(e.gradients, e, micro, batches(micro), { trace = traced })
+  local loss = pg.scope(e.gradients, e, micro, timelines.batches(micro, B, T, VOCAB), { trace = traced })
   local numbers = { loss }
   for _, s in ipairs(e.segments) do
     for _, piece in ipairs(s:pieces(s.grad)) do

@@ -60,13 +60,13 @@ static inline double draw(double low, double high) {
 static inline int64_t draw_int(int64_t low, int64_t high) { /* both included */
     return low + (int64_t)(draw_word() % (uint64_t)(high - low + 1));
 }
-/* A size of 1 to most: small, a multiple of 8, or anything. */
 /* PG_TWINS_MOST=64 keeps sizes below that, for checkers that slow kernels down a hundredfold. */
 static inline int64_t at_most(int64_t n) {
     static int64_t most;
     if (!most) most = getenv("PG_TWINS_MOST") ? atoll(getenv("PG_TWINS_MOST")) : INT64_MAX;
     return n < most ? n : most;
 }
+/* A size of 1 to most: small, a multiple of 8, or anything. */
 static inline int64_t draw_size(int64_t most) {
     int64_t cap = draw_int(0, 1) && most > 64 ? 64 : most;
     int64_t n = at_most(draw_int(1, cap));
@@ -247,8 +247,8 @@ static inline void near_named(const twin_array *a, double limit, double least, c
     free(got);
 }
 #define near(a, limit) near_named(&(a), limit, 0, #a, __FILE__, __LINE__)
-/* For sums whose addends may cancel to next to nothing, such as a lone one: least is a small part of
- * the norm that sums of so many have as a rule. */
+/* For sums whose addends may cancel to next to nothing, such as a lone one: least is a small part
+ * of the norm that sums of so many have as a rule. */
 #define near_sum(a, limit, least) near_named(&(a), limit, least, #a, __FILE__, __LINE__)
 /* The same numbers. */
 #define same(a) near_named(&(a), 0, 0, #a, __FILE__, __LINE__)

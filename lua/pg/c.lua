@@ -5,7 +5,7 @@ local ffi = require "ffi"
 ffi.cdef((require("pg.header"):gsub("\n#[^\n]*", "\n")))
 local C = ffi.C
 
-local c = { C = C, ffi = ffi, NULL = nil }
+local c = { C = C, ffi = ffi, IGNORE = -100 } -- IGNORE: a target that does not count, where nobody says otherwise
 
 -- Frames of these chunks are ours; a message points at the first frame that is none of them.
 local function is_ours(source)
@@ -138,6 +138,21 @@ function c.shapes_only()
   local on = C.pg_shape_only(0) -- it tells by being set
   C.pg_shape_only(on)
   return on ~= 0
+end
+
+--- c.names(t) -> its keys, which are strings, in order of the alphabet.
+function c.names(t)
+  local names = {}
+  for name in pairs(t) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+--- c.product(list, first, last) -> of its numbers from first (1) to last (all): the elements of a shape.
+function c.product(list, first, last)
+  local n = 1
+  for i = first or 1, last or #list do n = n * list[i] end
+  return n
 end
 
 --- c.keys(t, known, what): refuse a key of t that is not in the list `known`.

@@ -251,7 +251,7 @@ end
 -- Bytes of the parts that this rank writes.
 local function bytes_of(parts)
   local bytes = 0
-  for _, part in ipairs(parts) do bytes = bytes + part.count * tonumber(C.pg_dtype_size(Tensor.codes[part.dtype])) end
+  for _, part in ipairs(parts) do bytes = bytes + part.count * Tensor.sizes[part.dtype] end
   return bytes
 end
 

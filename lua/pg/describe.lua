@@ -83,9 +83,7 @@ end
 
 --- describe.fill(settings, schema, what) -> a copy with defaults; unknown keys and wrong kinds are refused.
 function describe.fill(settings, schema, what)
-  local names = {}
-  for k in pairs(schema) do names[#names + 1] = k end
-  table.sort(names)
+  local names = c.names(schema)
   c.keys(settings, names, what)
   local out = {}
   for _, k in ipairs(names) do
@@ -104,10 +102,7 @@ function describe.new(name, schema, build, presets)
     if type(settings) == "string" then
       local preset = presets and presets[settings]
       if not preset then
-        local known = {}
-        for k in pairs(presets or {}) do known[#known + 1] = k end
-        table.sort(known)
-        c.fail('%s: "%s" is no known size (%s)', name, settings, table.concat(known, ", "))
+        c.fail('%s: "%s" is no known size (%s)', name, settings, table.concat(c.names(presets or {}), ", "))
       end
       settings = preset
     end
@@ -116,11 +111,7 @@ function describe.new(name, schema, build, presets)
     end
     local copy = {}
     for k, v in pairs(settings or {}) do copy[k] = v end
-    local names = {}
-    for k in pairs(schema) do names[#names + 1] = k end
-    table.sort(names)
-    c.keys(copy, names, name)
-    return setmetatable(copy, meta)
+    return setmetatable(c.keys(copy, c.names(schema), name), meta)
   end
 end
 

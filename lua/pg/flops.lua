@@ -11,11 +11,12 @@ local flops = {}
 
 -- Dense peaks in FLOP/s by the vendor's data sheets; the first that stands in the card's name, as whole words, counts.
 local peaks = {
-  { "B200", bf16 = 2.25e15 }, { "GB200", bf16 = 2.5e15 }, { "GH200", bf16 = 989e12, fp32 = 67e12 },
+  { "B200", bf16 = 2.25e15 }, { "GB200", bf16 = 2.5e15 },
+  { "GH200", bf16 = 989e12, tf32 = 494.5e12, fp32 = 67e12 },
   { "H100 PCIe", bf16 = 756e12, fp32 = 51e12 }, { "H100 NVL", bf16 = 835e12, fp32 = 60e12 },
-  { "H100", bf16 = 989e12, fp32 = 67e12 }, { "H200", bf16 = 989e12, fp32 = 67e12 },
-  { "H20", bf16 = 148e12, fp32 = 44e12 }, { "A100", bf16 = 312e12, fp32 = 19.5e12 },
-  { "A800", bf16 = 312e12, fp32 = 19.5e12 }, { "L40S", bf16 = 362e12, fp32 = 91.6e12 },
+  { "H100", bf16 = 989e12, tf32 = 494.5e12, fp32 = 67e12 }, { "H200", bf16 = 989e12, tf32 = 494.5e12, fp32 = 67e12 },
+  { "H20", bf16 = 148e12, fp32 = 44e12 }, { "A100", bf16 = 312e12, tf32 = 156e12, fp32 = 19.5e12 },
+  { "A800", bf16 = 312e12, tf32 = 156e12, fp32 = 19.5e12 }, { "L40S", bf16 = 362e12, fp32 = 91.6e12 },
   { "A10G", bf16 = 70e12, fp32 = 31.2e12 }, { "A10", bf16 = 125e12, fp32 = 31.2e12 },
   { "L4", bf16 = 121e12, fp32 = 30.3e12 }, { "RTX 4090", bf16 = 165e12, fp32 = 82.6e12 },
   { "RTX 3090", bf16 = 71e12, fp32 = 35.6e12 },
@@ -34,11 +35,7 @@ function flops.card()
   return ffi.string(C.pg_version_info()):match "\n?GPU 0%s+([^\n,]+)"
 end
 
-local function elements(p)
-  local n = 1
-  for _, d in ipairs(p.whole or p.shape) do n = n * d end
-  return n
-end
+local function elements(p) return c.product(p.whole or p.shape) end
 
 --- flops.token(model, context) -> causal, full: operations for one token, forward and backward.  Counts the
 -- whole model, also what other ranks hold.

@@ -6,22 +6,15 @@
 --   first + (k / cols) * stride + k % cols      cols = 0: first + k, without gaps
 -- so that a cut of columns takes one fragment, however many rows it has.  writes: among the ranks of tp and pp
 -- that hold these same numbers, this one saves them.
+local c = require "pg.c"
+
 local fragments = {}
-
-local function product(shape, first, last)
-  local n = 1
-  for i = first, last do n = n * shape[i] end
-  return n
-end
-
---- fragments.count(shape) -> its elements.
-function fragments.count(shape) return product(shape, 1, #shape) end
 
 --- fragments.block(piece) -> first, cols, stride of a piece of a parameter (params.lua) in its whole tensor.
 function fragments.block(piece)
-  local dim, n = piece.dim, #piece.whole
+  local dim = piece.dim
   if not dim then return 0, 0, 0 end
-  local row = product(piece.whole, dim + 1, n)
+  local row = c.product(piece.whole, dim + 1)
   local first = piece.start * row
   if dim == 1 then return first, 0, 0 end
   return first, piece.shape[dim] * row, piece.whole[dim] * row
@@ -49,7 +42,7 @@ end
 local function whole_piece(p, piece, place)
   local first, cols, stride = fragments.block(piece)
   return { name = piece.name, whole = piece.whole, at = p.offset + piece.first, from = 0,
-           count = fragments.count(piece.shape), first = first, cols = cols, stride = stride,
+           count = c.product(piece.shape), first = first, cols = cols, stride = stride,
            writes = writes(p, piece, place) }
 end
 
@@ -60,7 +53,7 @@ function fragments.of(segment, place, first, size)
   for _, p in ipairs(segment.params) do
     for _, piece in ipairs(p.pieces) do
       local f = whole_piece(p, piece, place)
-      local none = fragments.count(piece.whole) == 0
+      local none = c.product(piece.whole) == 0
       list[#list + 1] = none and f or fragments.within(f, first, size)
     end
   end

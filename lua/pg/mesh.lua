@@ -7,8 +7,8 @@ local C, ffi = c.C, c.ffi
 
 -- What of a layout is not an axis: zero (stage 0 to 3), sequence (norms and dropout of tensor parallel ranks on
 -- rows of their own), tp_chunks (pieces in which those rows travel while products run; nil: as the device likes).
--- waited: seconds that this process has waited for others so far.  limit: seconds that it waits in one collective.
-local mesh = { layout = { zero = 0, sequence = false }, waited = 0, limit = tonumber(os.getenv "PGRUN_TIMEOUT") or 600 }
+-- waited: seconds that this process has waited for others so far.
+local mesh = { layout = { zero = 0, sequence = false }, waited = 0 }
 local names = { "pp", "dp", "tp" }
 local Axis = {}
 Axis.__index = Axis
@@ -53,10 +53,8 @@ local function join(axis, ranks, n)
   mesh.groups[#mesh.groups + 1] = axis
 end
 
---- mesh.build{ pp =, dp =, tp =, zero =, sequence =, tp_chunks = }: sizes whose product is the number of ranks;
--- dp = "rest" takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
-function mesh.build(layout)
-  start()
+-- Ranks along each axis of `names`; their product is the number of ranks.
+local function sizes_of(layout)
   local sizes, known = {}, 1
   for i, name in ipairs(names) do
     local n = layout[name] or (name == "dp" and "rest") or 1
@@ -70,7 +68,14 @@ function mesh.build(layout)
     c.fail("layout: pp %d x dp %d x tp %d = %d ranks, but %d %s started; use -n %d, or another layout",
            sizes[1], sizes[2], sizes[3], product, world, world == 1 and "was" or "were", math.max(product, 1))
   end
-  local place, rest = {}, mesh.world.rank
+  return sizes
+end
+
+--- mesh.build{ pp =, dp =, tp =, zero =, sequence =, tp_chunks = }: sizes whose product is the number of ranks;
+-- dp = "rest" takes what is left.  Afterwards mesh.pp, mesh.dp, mesh.tp are axes with rank and size.
+function mesh.build(layout)
+  start()
+  local sizes, place, rest = sizes_of(layout), {}, mesh.world.rank
   for i = #sizes, 1, -1 do
     place[i] = rest % sizes[i]
     rest = math.floor(rest / sizes[i])
@@ -91,16 +96,33 @@ function mesh.build(layout)
   return mesh
 end
 
+--- mesh.share(batch, dp, micro) -> the sequences of a rank, and of a micro-batch (micro, or all of them): what `batch`
+-- sequences are cut into over dp ranks.
+function mesh.share(batch, dp, micro)
+  if batch % dp ~= 0 then
+    c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
+           math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
+  end
+  local rows = batch / dp
+  micro = c.int(micro or rows, "micro")
+  if micro < 1 or rows % micro ~= 0 then
+    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
+           micro, rows, batch, dp, rows)
+  end
+  return rows, micro
+end
+
 --- mesh.patient(seconds, f, ...) -> what f returns; in it ranks wait that much longer for one another.  For what takes
 -- a rank long although all is well.  All ranks call it.
-local function patient_no_more(ok, ...)
-  C.pg_comm_timeout(mesh.limit)
+local function patient_no_more(usual, ok, ...)
+  C.pg_comm_timeout(usual)
   if not ok then error((...), 0) end
   return ...
 end
 function mesh.patient(seconds, f, ...)
-  C.pg_comm_timeout(mesh.limit + seconds)
-  return patient_no_more(pcall(f, ...))
+  local usual = C.pg_comm_timeout(0)
+  C.pg_comm_timeout(usual + seconds)
+  return patient_no_more(usual, pcall(f, ...))
 end
 
 --- axis:group(members, name) -> an axis of those of its ranks that `members` lists (0-based, this one among

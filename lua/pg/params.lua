@@ -95,8 +95,7 @@ function params.cut(p, o)
   else
     p.start, shape[dim] = share(shape[dim], size, rank, 1, o and o.what or ("dim %d of a parameter"):format(dim))
   end
-  p.shape, p.count = shape, 1
-  for _, d in ipairs(shape) do p.count = p.count * d end
+  p.shape, p.count = shape, c.product(shape)
 end
 
 --- params.pad(p): rows of p as many as the unit of this build asks for (zeros at the end, in no saved file).

@@ -70,15 +70,8 @@ local function passed(info, path, ok, ...)
 end
 function recipe.guard(info, path, f, ...) return passed(info, path, pcall(f, ...)) end
 
-local function names_of(schema)
-  local names = {}
-  for name in pairs(schema) do names[#names + 1] = name end
-  table.sort(names)
-  return names
-end
-
 local function unknown(info, path, key, schema)
-  local known = names_of(schema)
+  local known = c.names(schema)
   local near = c.nearest(tostring(key), known)
   recipe.fail(info, path, "unknown field %s%s (known: %s)", path, near and ", did you mean " .. near .. "?" or "",
               table.concat(known, ", "))
@@ -136,7 +129,7 @@ local function set_value(info, owner, part, entry, path, text)
   if entry.fields or entry[1] == "model" or entry[1] == "optim" then
     local within = inside(owner[part], entry)
     recipe.fail(info, path, "%s holds fields of its own; set one of them%s", path,
-                within and (", such as --%s.%s=..."):format(path, names_of(within)[1]) or " in the file")
+                within and (", such as --%s.%s=..."):format(path, c.names(within)[1]) or " in the file")
   end
   local value = fields.parse(text, entry[1])
   local wants
@@ -192,7 +185,7 @@ function check_fields(info, values, schema, prefix)
   for key in pairs(values) do
     if not schema[key] then unknown(info, prefix .. tostring(key), key, schema) end
   end
-  for _, key in ipairs(names_of(schema)) do
+  for _, key in ipairs(c.names(schema)) do
     local entry, path = schema[key], prefix .. key
     if values[key] == nil then
       if entry.fields and not entry.optional then values[key] = {}

@@ -26,7 +26,8 @@ fields.top = {
     sequence = { "boolean", nil, "rows between blocks cut over tp; default: where tp > 1" },
     tp_chunks = { "integer", nil, "pieces in which they travel while products run; default: as the device likes",
                   low = 1 } } },
-  precision = { { "fp32", "bf16" }, "fp32", "of weights and activations; bf16 has masters" },
+  precision = { { "fp32", "tf32", "bf16" }, "fp32", "of weights and activations; bf16 has masters; tf32: fp32 whose "
+                .. "products a GPU may take in tf32" },
   data      = { doc = "what it learns from", fields = {
     tokens   = { "string", nil, "token files (a glob)" },
     text     = { "string", nil, "a text file, read as bytes; default: pg.demo_text()" },

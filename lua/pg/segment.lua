@@ -44,7 +44,7 @@ end
 
 -- A hash of a tensor's bytes, as two numbers that a double holds exactly.
 local function hash(t)
-  local n = t.count * tonumber(C.pg_dtype_size(Tensor.codes[t.dtype]))
+  local n = t.count * Tensor.sizes[t.dtype]
   local bytes = ffi.new("uint8_t[?]", math.max(n, 1))
   c.check(C.pg_tensor_read(t:alive().raw, 0, bytes, n))
   local h = C.pg_hash(bytes, n, 0)
@@ -401,12 +401,6 @@ end
 
 -- ---- names ----
 
-local function count_of(shape)
-  local n = 1
-  for _, d in ipairs(shape) do n = n * d end
-  return n
-end
-
 --- segment:pieces(flat) -> { { name, view, first, piece }, ... }: every named piece as a view of a flat buffer of the
 -- segment (its value, gradient or a moment).  Of a buffer of this rank's window: what lies in it, a view of one dim
 -- that begins at element `first` of the piece where it is not all of it.  The caller frees the views.
@@ -416,7 +410,7 @@ function Segment:pieces(flat)
   local high = low + flat.count
   for _, p in ipairs(self.params) do
     for _, piece in ipairs(p.pieces) do
-      local at, n = p.offset + piece.first, count_of(piece.shape)
+      local at, n = p.offset + piece.first, c.product(piece.shape)
       local from, to = math.max(at, low), math.min(at + n, high)
       if from == at and to == at + n then
         out[#out + 1] = { name = piece.name, view = flat:view(piece.shape, at - low), first = 0, piece = piece }

@@ -6,7 +6,6 @@
 -- on all.
 local c = require "pg.c"
 local agree = require "pg.agree"
-local fragments = require "pg.fragments"
 local fs = require "pg.fs"
 local json = require "pg.json"
 local mesh = require "pg.mesh"
@@ -64,7 +63,7 @@ end
 
 local function check_written(list)
   for _, e in ipairs(list) do
-    local count = fragments.count(e.whole)
+    local count = c.product(e.whole)
     if e.written ~= count then
       c.fail("%s %s has %d numbers, the ranks would write %d", e.name, text_of(e.whole), count, e.written)
     end

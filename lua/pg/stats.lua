@@ -10,7 +10,6 @@ local PIECE = 2^20           -- numbers taken at a time
 local SAMPLES, RUN = 64, 256 -- the histogram looks at so many runs of numbers, of this length
 local BINS = 24
 local BARS = { "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█" }
-local floating = { f32 = true, f64 = true, bf16 = true, f16 = true }
 
 local Stats = {}
 Stats.__index = Stats
@@ -47,7 +46,7 @@ local function each_piece(t, f)
   local bad = 0
   for first = 0, t.count - 1, PIECE do
     bad = bad + with_piece(t, first, math.min(PIECE, t.count - first), function(piece)
-      local some = floating[t.dtype] and watch.nonfinite(piece) or 0
+      local some = Tensor.floating[t.dtype] and watch.nonfinite(piece) or 0
       local x = some > 0 and only_finite(piece) or some == 0 and piece
       if x then f(x) end
       if x and x ~= piece then x:free() end

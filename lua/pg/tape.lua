@@ -46,7 +46,9 @@ function Record:drop()
   self.inputs, self.extra, self.dropped = nil, nil, true
 end
 
+--- tape.wanted(t) -> whether a gradient goes to t, or through it.
 local function wanted(t) return t ~= nil and (t.requires_grad or t.record ~= nil) end
+tape.wanted = wanted
 
 --- tape.wants(a, b, ...) -> true if a gradient will be asked for one of them.
 function tape.wants(a, b, d, e)

@@ -16,7 +16,8 @@ local codes = { f32 = C.PG_F32, f64 = C.PG_F64, bf16 = C.PG_BF16, f16 = C.PG_F16
 local ctypes = { f32 = "float", f64 = "double", i32 = "int32_t", i64 = "int64_t", u8 = "uint8_t",
                  i16 = "int16_t", bf16 = "uint16_t", f16 = "uint16_t" }
 local sizes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2, i32 = 4, i64 = 8, u8 = 1, i16 = 2 }
-Tensor.codes = codes
+-- By dtype: its code, the bytes of a number, whether it is one of the floating ones.
+Tensor.codes, Tensor.sizes, Tensor.floating = codes, sizes, { f32 = true, f64 = true, bf16 = true, f16 = true }
 
 local dims = ffi.new("int64_t[8]")
 local slot = ffi.new("pg_tensor *[1]")

@@ -14,7 +14,7 @@ local tape = require "pg.tape"
 local C = c.C
 
 local parts = {}
-local DTYPES = { fp32 = "f32", bf16 = "bf16" }
+local DTYPES = { fp32 = "f32", tf32 = "f32", bf16 = "bf16" }
 
 -- ---- the model ----
 
@@ -44,6 +44,7 @@ end
 function parts.place(r)
   tape.remake = parts.remade(r)
   C.pg_deterministic(r.deterministic and 1 or 0)
+  C.pg_allow_tf32(r.precision == "tf32" and 1 or 0)
   local optim = require("pg.optim." .. r.optim[1])
   local model, plan = layout.build(parts.described(r), r.layout, {
     seed = r.seed, dtype = DTYPES[r.precision],

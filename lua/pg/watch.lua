@@ -3,6 +3,7 @@
 --   PG_NAN=1    stops at the first number that is not finite and names the op that made it
 --   PG_PROFILE=1  adds up the time of each kind of op, waiting for the device after every one (pg.timings)
 local c = require "pg.c"
+local Tensor = require "pg.tensor"
 local C, ffi = c.C, c.ffi
 
 local watch = { trace = os.getenv "PG_TRACE" == "1", nan = os.getenv "PG_NAN" == "1" }
@@ -10,11 +11,9 @@ local count = ffi.new "int64_t[1]"
 local last = C.pg_time()
 local sums, since -- seconds and calls by kind of op, while they are added up; the end of the op before
 
-local floating = { f32 = true, f64 = true, bf16 = true, f16 = true }
-
 --- watch.nonfinite(t) -> how many numbers of t are NaN or infinite.
 function watch.nonfinite(t)
-  if not floating[t.dtype] then return 0 end
+  if not Tensor.floating[t.dtype] then return 0 end
   c.check(C.pg_count_nonfinite(count, t:alive().raw))
   return tonumber(count[0])
 end
@@ -36,7 +35,7 @@ local function inspect(name, y)
     io.stderr:write(("pg: %-22s %-24s %9.1f us\n"):format(name, y:describe(), (now - last) * 1e6))
     last = C.pg_time()
   end
-  if watch.nan and floating[y.dtype] then
+  if watch.nan and Tensor.floating[y.dtype] then
     local n = watch.nonfinite(y)
     if n > 0 then
       c.fail("%s: %d of %d numbers of its result %s are not finite", name, n, y.count, y:describe())

@@ -1,6 +1,6 @@
-/* backend.c: which backend is in force.  Chosen once for the process by name (PG_DEVICE names it where
- * nobody else does); libpg_cuda.so, where it lies beside the program, is opened at run time and must
- * carry backend.h's number. */
+/* backend.c: which backend is in force.  Chosen once for the process by name (PG_DEVICE names it
+ * where nobody else does); libpg_cuda.so, where it lies beside the program, is opened at run time
+ * and must carry backend.h's number. */
 #include "../base/capture.h"
 #include "pool.h"
 #include "ranks.h"
@@ -54,7 +54,8 @@ static int ask_driver(void) {
     int count = 0;
     const char *text = NULL;
     /* read when CUDA or NCCL start, so set before; a user's own values stand.  Connections: streams
-     * that may run side by side.  NVLS: its multicast objects outlive a killed process on some hosts. */
+     * that may run side by side.  NVLS: its multicast objects outlive a killed
+     * process on some hosts. */
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
@@ -114,7 +115,8 @@ void pg_backend_cuda_info(char *text, size_t bytes) {
                  pg_errmsg() + (strncmp(pg_errmsg(), "cuda: ", 6) ? 0 : 6));
 }
 
-/* A GPU if one answers.  Where the plug-in is there and none does, rank 0 says so: it was expected. */
+/* A GPU if one answers.  Where the plug-in is there and none does, rank 0 says
+ * so: it was expected. */
 static const pg_backend *open_any(void) {
     char path[4096];
     pg_ranks ranks;
@@ -135,14 +137,12 @@ static const pg_backend *find(const char *name) {
     return NULL;
 }
 
-/* Ranks of a host share its memory, and leave some of it to others.  A GPU is a rank's own; what stays
- * free there is for libraries, their kernels and their workspaces: 4.5 GB of 150. */
+/* Ranks of a host share its memory, and leave some of it to others.  A GPU is a rank's own; what
+ * stays free there is for libraries, their kernels and their workspaces: 4.5 GB of 150. */
 static int64_t default_limit(void) {
     int64_t there = device->memory->available();
     if (!device->memory->host_visible) return there / 100 * 97;
-    const char *ranks = getenv("LOCAL_WORLD_SIZE");
-    long long n = ranks ? atoll(ranks) : 1;
-    return there / 10 * 9 / (n > 0 ? n : 1);
+    return there / 10 * 9 / pg_ranks_here();
 }
 
 int pg_init(const char *name, int64_t memory_limit) {

@@ -52,8 +52,9 @@ typedef struct {
     int (*barrier)(void *impl, void **ticket);
     void (*detach)(void *ticket); /* the caller does not wait now: move it in the background;
                                         NULL where it moves anyway */
-    /* Nobody will wait, but what the device does later comes after it, where it writes: who kept the
-     * tensor finds the result.  Gives no message, frees nothing; NULL where only a wait ends it. */
+    /* Nobody will wait, but what the device does later comes after it, where it writes:
+     * who kept the tensor finds the result.  Gives no message, frees nothing; NULL where
+     * only a wait ends it. */
     void (*drop)(void *ticket);
     int (*done)(void *ticket); /* 1 done, 0 not yet, negative failed */
     int (*wait)(void *ticket);
@@ -63,9 +64,9 @@ typedef struct {
     void (*shutdown)(void); /* leave the world; nothing stays behind */
 } pg_collective_ops;
 
-/* Work recorded and replayed; pg_graph_* of pg.h.  Between begin and end what the stream is given is
- * noted down and not done; the core has seen to it that nothing waits for it and that no block is
- * given back. */
+/* Work recorded and replayed; pg_graph_* of pg.h.  Between begin and end what the stream is
+ * given is noted down and not done; the core has seen to it that nothing waits for it and that
+ * no block is given back. */
 typedef struct {
     int (*begin)(void);
     int (*end)(void **graph);   /* graph NULL: what was recorded is dropped.  It ends in any case */
@@ -85,7 +86,8 @@ typedef struct pg_backend {
 /* Raise it with every change of kernels.h or this file: a plug-in built with another is refused. */
 #define PG_BACKEND_ABI 7
 
-/* The backend in force; opens "auto" at the first call if pg_init was not called.  NULL + message. */
+/* The backend in force; opens "auto" at the first call if pg_init was not
+ * called.  NULL + message. */
 const pg_backend *pg_backend_now(void);
 /* Like pg_backend_now, but never the shape table: the real device under pg_shape_only. */
 const pg_backend *pg_backend_device(void);

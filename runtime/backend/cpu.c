@@ -80,7 +80,8 @@ static const pg_memory_ops memory = {
     .set = set,
 };
 
-/* The kernel table is found at run time, so it is filled in by backend.c through pg_kernels_cpu(). */
+/* The kernel table is found at run time, so it is filled in by backend.c
+ * through pg_kernels_cpu(). */
 const pg_backend pg_backend_cpu = {
     .name = "cpu", .memory = &memory, .collectives = &pg_collectives_shm};
 const pg_backend pg_backend_shape = {.name = "shape", .memory = &memory};

@@ -1,8 +1,8 @@
 /* cuda.c: the CUDA backend: one GPU for the process, its memory, and the door of libpg_cuda.so.
  *
- * Opened by backend.c at the first tensor; nothing here runs before, so a launcher may fork.  Numbers
- * between pageable host memory and the device pass through pinned pieces of our own: the caller's
- * memory is free on return, and small writes never wait for the device. */
+ * Opened by backend.c at the first tensor; nothing here runs before, so a launcher may fork.
+ * Numbers between pageable host memory and the device pass through pinned pieces of our own: the
+ * caller's memory is free on return, and small writes never wait for the device. */
 #include "cuda_device.h"
 #include "nccl.h"
 #include "ranks.h"
@@ -104,10 +104,8 @@ static int sync_device(void) {
 
 static int64_t available(void) {
     size_t left, all;
-    const char *ranks = getenv("LOCAL_WORLD_SIZE");
-    int n = cuda.shared && ranks ? atoi(ranks) : 1;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) return 0;
-    return (int64_t)left / (n > 0 ? n : 1);
+    return (int64_t)left / (cuda.shared ? pg_ranks_here() : 1);
 }
 
 static int set(void *block, int byte, int64_t bytes) {

@@ -7,9 +7,9 @@
  *   cuda_wait.c   how the host waits; what was found, for `pgrun --version`
  *   nccl*.c       collectives between GPUs (nccl.h)
  *
- * The one idea: everything a process computes goes to one stream, in the order in which it was asked
- * for; other streams (copies, each group of ranks) meet it by events.  The host waits only for
- * numbers that it wants to see. */
+ * The one idea: everything a process computes goes to one stream, in the order in which it was
+ * asked for; other streams (copies, each group of ranks) meet it by events.  The host waits only
+ * for numbers that it wants to see. */
 #ifndef PG_CUDA_DEVICE_H
 #define PG_CUDA_DEVICE_H
 #include <cuda_runtime_api.h>

@@ -1,9 +1,9 @@
 /* cuda_graph.c: graphs: what the stream is given is recorded, and launched as a whole.
  *
- * In the relaxed mode: the pool may then ask for blocks (cudaMalloc), and a kernel that is met for the
- * first time may be loaded; in the others a thread that records may do neither.  What would wait for
- * the stream, or be done at once and so be missing in the graph, the core refuses.  A recording that
- * something has broken is found out when it ends. */
+ * In the relaxed mode: the pool may then ask for blocks (cudaMalloc), and a kernel that is met for
+ * the first time may be loaded; in the others a thread that records may do neither.  What would
+ * wait for the stream, or be done at once and so be missing in the graph, the core refuses.  A
+ * recording that something has broken is found out when it ends. */
 #include "cuda_device.h"
 
 static int begin(void) {

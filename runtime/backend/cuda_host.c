@@ -1,5 +1,5 @@
-/* cuda_host.c: pinned host buffers (pg_host of pg.h): the device reads and writes them by itself, on
- * a stream of copies beside the kernels.
+/* cuda_host.c: pinned host buffers (pg_host of pg.h): the device reads and writes them by itself,
+ * on a stream of copies beside the kernels.
  *
  * A transfer starts after all work asked for before it, and work asked for after cuda_join sees it.
  * What lies between the two is free to overlap: start the transfer, ask for a step, join. */

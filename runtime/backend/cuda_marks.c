@@ -1,6 +1,6 @@
-/* cuda_marks.c: moments on the GPU's own clock (pg_marks of pg.h): timed events on the one stream of
- * kernels.  A record costs the device about a microsecond and the host nothing but the call.  The
- * clock ticks in half microseconds (CUDA runtime API, cudaEventElapsedTime). */
+/* cuda_marks.c: moments on the GPU's own clock (pg_marks of pg.h): timed events on the one stream
+ * of kernels.  A record costs the device about a microsecond and the host nothing but the call.
+ * The clock ticks in half microseconds (CUDA runtime API, cudaEventElapsedTime). */
 #include "cuda_device.h"
 #include "nccl.h"
 

@@ -14,7 +14,7 @@
 
 static void end_process(int status, void *unused);
 
-nccl_world nccl = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 600};
+nccl_world nccl = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void timeout(double seconds) {
     if (!(seconds > 0)) return;
@@ -66,6 +66,9 @@ static int meet(const pg_ranks *r, void **control) {
 static int join_world(const pg_ranks *r) {
     void *control;
     char id[64];
+    if (nccl.groups) /* what was made then would be taken for this world */
+        return pg_fail(PG_ECOMM, "ranks: this process could not join its ranks before; start it "
+                                 "again");
     PG_TRY(read_settings());
     PG_TRY(nccl_load());
     on_exit(end_process, NULL);
@@ -136,7 +139,7 @@ static void end_process(int status, void *unused) {
 static const ncclDataType_t types[PG_NDTYPES] = {
     [PG_F32] = ncclFloat32, [PG_F64] = ncclFloat64, [PG_BF16] = ncclBfloat16,
     [PG_F16] = ncclFloat16, [PG_I32] = ncclInt32,   [PG_I64] = ncclInt64,
-    [PG_U8] = ncclUint8,    [PG_I16] = ncclFloat16, /* moved, never summed: any type of two bytes does */
+    [PG_U8] = ncclUint8,    [PG_I16] = ncclFloat16, /* moved, never summed */
 };
 static const ncclRedOp_t reduces[] = {
     [PG_OP_SUM] = ncclSum, [PG_OP_MAX] = ncclMax, [PG_OP_MIN] = ncclMin};
@@ -157,8 +160,9 @@ static ncclResult_t issue(const shm_call *c, const nccl_lane *lane, const void *
     }
 }
 
-/* The communicators are non-blocking: what they were asked goes on in NCCL's threads, so that nothing
- * waits for a peer where neither the watchdog nor Ctrl-C could end it.  Locked; free during naps. */
+/* The communicators are non-blocking: what they were asked goes on in NCCL's threads, so
+ * that nothing waits for a peer where neither the watchdog nor Ctrl-C could end it.
+ * Locked; free during naps. */
 int nccl_settle(nccl_group *g, nccl_lane *lane, ncclResult_t r, const char *op) {
     int64_t start = pg_page_clock();
     while (r == ncclInProgress) {
@@ -332,7 +336,8 @@ static int done(void *ticket) {
     return code;
 }
 
-/* The compute stream waits, the host does not: numbers that never come are told by the next read. */
+/* The compute stream waits, the host does not: numbers that never come are
+ * told by the next read. */
 static int wait(void *ticket) {
     nccl_op *op = ticket;
     int code = PG_OK;
@@ -346,8 +351,8 @@ static int wait(void *ticket) {
     return code;
 }
 
-/* As a wait, but it stays its caller's.  What is only read is left alone: a message may go on its way
- * while its sender computes, and whether the peer comes for it is not ours to wait for. */
+/* As a wait, but it stays its caller's.  What is only read is left alone: a message may go on its
+ * way while its sender computes, and whether the peer comes for it is not ours to wait for. */
 static void drop(void *ticket) {
     nccl_op *op = ticket;
     pthread_mutex_lock(&nccl.lock);

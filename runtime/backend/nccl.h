@@ -6,10 +6,10 @@
  *   nccl_watch.c   the watchdog: deaths, time limits, errors; breaking groups
  *   nccl_api.c     opening libnccl.so.2 at run time, so that one GPU needs no NCCL
  *
- * The one idea.  A group has three lanes, each a communicator with a stream of its own: collectives,
- * messages to higher ranks, messages to lower ranks.  NCCL's send ends only with its receive and a
- * communicator does one thing at a time; but messages that all go up (or all down) cannot wait for
- * each other in a circle, so ranks may send to both sides and receive afterwards.
+ * The one idea.  A group has three lanes, each a communicator with a stream of its own:
+ * collectives, messages to higher ranks, messages to lower ranks.  NCCL's send ends only with its
+ * receive and a communicator does one thing at a time; but messages that all go up (or all down)
+ * cannot wait for each other in a circle, so ranks may send to both sides and receive afterwards.
  * A lane starts an operation after the work that the compute stream had then; at the wait the
  * compute stream waits for the lane.  The host waits for neither.
  * Kernels of NCCL occupy their multiprocessors until the peer comes, so overlapping groups must be
@@ -109,7 +109,8 @@ int nccl_version(void); /* 0: not found */
 /* What a result of NCCL means, as pg_fail(PG_ECOMM). */
 int nccl_error(const char *op, const char *group, ncclResult_t r, ncclComm_t comm);
 
-/* nccl.c, for nccl_group.c: poll (locked) until the lane's communicator has done what it was asked. */
+/* nccl.c, for nccl_group.c: poll (locked) until the lane's communicator has
+ * done what it was asked. */
 int nccl_settle(nccl_group *g, nccl_lane *lane, ncclResult_t r, const char *op);
 
 /* nccl_group.c */

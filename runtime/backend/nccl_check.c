@@ -1,12 +1,13 @@
-/* nccl_check.c: do the ranks of a group make the same call?  NCCL itself does not ask: ranks that differ
- * hang, or get each other's numbers.
+/* nccl_check.c: do the ranks of a group make the same call?  NCCL itself does not ask: ranks that
+ * differ hang, or get each other's numbers.
  *
  * On one host the calls meet in shared memory (shm_note).  Small collectives wait for that first:
  * nothing is touched when they differ, and 5 us more are little beside what NCCL needs to start.
  * Larger ones and messages go on at once, since a host that waits for its peers' hosts cannot run
  * ahead of its device; their comparison is looked at while they run, and the watchdog breaks the
  * group with both sides' calls.  PG_COMM_CHECK=1 makes every collective wait, 0 compares nothing.
- * On several hosts calls are compared only with PG_COMM_CHECK=1, through the store: some 100 us each. */
+ * On several hosts calls are compared only with PG_COMM_CHECK=1, through the
+ * store: some 100 us each. */
 #include "nccl.h"
 
 #include <stdio.h>

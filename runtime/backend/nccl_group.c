@@ -1,10 +1,11 @@
 /* nccl_group.c: groups: making their communicators, freeing, cancelling, starting afresh, ending.
  *
- * Only the listed ranks of a group call split, so each group is made from an id of its own, which its
- * first rank hands round (ncclCommSplit would need all ranks of the parent).  A freed group keeps its
- * communicators until the process ends: ranks free at different times, whenever Lua collects, and a
- * communicator must not go while a peer still reads from its buffers. */
+ * Only the listed ranks of a group call split, so each group is made from an id of its own, which
+ * its first rank hands round (ncclCommSplit would need all ranks of the parent).  A freed group
+ * keeps its communicators until the process ends: ranks free at different times, whenever Lua
+ * collects, and a communicator must not go while a peer still reads from its buffers. */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
+#include "../base/system.h"
 #include "nccl.h"
 
 #include <stdio.h>
@@ -12,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Most blocks of a kernel of NCCL in each lane, so that communicators which run side by side all fit
- * and leave multiprocessors to compute with.  NCCL_MAX_CTAS says otherwise. */
+/* Most blocks of a kernel of NCCL in each lane, so that communicators which run side by side all
+ * fit and leave multiprocessors to compute with.  NCCL_MAX_CTAS says otherwise. */
 static const int most_blocks[LANES] = {16, 8, 8};
 
 #define CLOSE_SECONDS 5            /* at most, for the end of all communicators */
@@ -90,8 +91,8 @@ static ncclResult_t begin(nccl_group *g, int lane, ncclUniqueId id, ncclComm_t *
     return nccl.call.CommInitRankConfig(comm, g->size, id, g->rank, &c);
 }
 
-/* All lanes begin before the first is waited for: NCCL makes them side by side.  Unlocked, since it may
- * wait for peers. */
+/* All lanes begin before the first is waited for: NCCL makes them side by side.  Unlocked, since
+ * it may wait for peers. */
 int nccl_connect(nccl_group *g) {
     ids all;
     ncclResult_t r[LANES];
@@ -122,7 +123,10 @@ int nccl_split(void **impl, void *parent, const int32_t *ranks, int n, const cha
     PG_TRY(rc);
     if (of->control) PG_TRY(shm_split(&control, of->control, ranks, n, name));
     int *members = calloc((size_t)n, sizeof *members);
-    if (!members) return pg_fail(PG_ENOMEM, "comm_split %s: out of memory", name);
+    if (!members) {
+        shm_free(control);
+        return pg_fail(PG_ENOMEM, "comm_split %s: out of memory", name);
+    }
     for (int i = 0; i < n; i++) {
         members[i] = of->members[ranks[i]];
         if (ranks[i] == of->rank) rank = i;
@@ -132,6 +136,7 @@ int nccl_split(void **impl, void *parent, const int32_t *ranks, int n, const cha
     if (rc == PG_OK) rc = nccl_connect(g);
     if (rc == PG_OK) *impl = g;
     else if (g) nccl_free(g);
+    else shm_free(control); /* NULL does nothing */
     return rc;
 }
 
@@ -210,8 +215,8 @@ int nccl_reform(void *impl) {
     for (nccl_group *g = nccl.groups; g; g = g->next)                                              \
         for (nccl_lane *lane = g->lanes; lane < g->lanes + LANES; lane++)
 
-/* Peers may still read what this rank has sent, so a communicator with nothing under way is finished
- * before it goes; one that is broken or busy could only wait in vain.  Locked. */
+/* Peers may still read what this rank has sent, so a communicator with nothing under way is
+ * finished before it goes; one that is broken or busy could only wait in vain.  Locked. */
 static int is_clean(const nccl_group *g, nccl_lane *lane) {
     nccl_sweep(lane);
     return !lane->first && (!g->code || g->freed) && !pg_page_mine()->failure[0];
@@ -226,8 +231,8 @@ static int is_finishing(const nccl_lane *lane) {
 static void nap(int64_t ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
 
 /* Takes the communicators from their lanes, so that whoever comes later finds none.  Those that can
- * end well all begin to, so that one which a peer holds up does not keep the others waiting; the rest
- * are aborted. */
+ * end well all begin to, so that one which a peer holds up does not keep the others waiting;
+ * the rest are aborted. */
 static void begin_closing(void) {
     pthread_mutex_lock(&nccl.lock);
     EACH_LANE(g, lane) {
@@ -274,7 +279,7 @@ void nccl_close(void) {
     for (nccl_group *g = nccl.groups; g; g = g->next)
         g->control = NULL; /* leaves in one with shm */
     pthread_mutex_unlock(&nccl.lock);
-    if (pthread_create(&thread, NULL, close_all, NULL)) return;
+    if (pg_thread_start(&thread, close_all, NULL)) return;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += CLOSE_SECONDS;
     if (pthread_timedjoin_np(thread, NULL, &until)) pthread_detach(thread);

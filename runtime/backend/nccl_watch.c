@@ -1,9 +1,11 @@
-/* nccl_watch.c: the watchdog: a thread that looks round ten times a second for a dead rank, a cancelled
- * group, an error of NCCL, calls that differ, and operations past their time limit; and what follows.
+/* nccl_watch.c: the watchdog: a thread that looks round ten times a second for a dead rank,
+ * a cancelled group, an error of NCCL, calls that differ, and operations past their time
+ * limit; and what follows.
  *
  * A broken group's communicators are aborted, each by a thread of its own since that can hang too.
- * The kernels that waited end, the main thread comes back from its wait and raises the error.  Where
- * it does not come back, stuck inside the driver, the process ends the hard way after a grace time. */
+ * The kernels that waited end, the main thread comes back from its wait and raises the
+ * error.  Where it does not come back, stuck inside the driver, the process ends the hard
+ * way after a grace time. */
 #include "../base/system.h"
 #include "nccl.h"
 
@@ -228,8 +230,8 @@ static void look(void) {
         end_hard(nccl.broken->name, nccl.broken->text);
 }
 
-/* The main thread holds the lock while it is inside NCCL.  Where it does not come out of there although
- * a rank is dead, it never will. */
+/* The main thread holds the lock while it is inside NCCL.  Where it does not come out of there
+ * although a rank is dead, it never will. */
 static void look_from_outside(int64_t *since) {
     const shm_notice *n = !nccl.store && shm.control ? shm_world_broken() : NULL;
     if (!n) *since = 0;

@@ -1,8 +1,8 @@
 /* page.h: the block that the ranks of one host share: a status page a rank, and the word "broken".
  *
- * The launcher makes it before it forks (an anonymous memfd, so no name can be left behind), maps it
- * to read the pages, and tells the survivors who died.  A rank finds it through PG_SHM_FD.  Without
- * one (no launcher, a world of one) a rank writes a page of its own that nobody reads.
+ * The launcher makes it before it forks (an anonymous memfd, so no name can be left behind), maps
+ * it to read the pages, and tells the survivors who died.  A rank finds it through PG_SHM_FD.
+ * Without one (no launcher, a world of one) a rank writes a page of its own that nobody reads.
  * shm.c lays the groups' memory behind these pages; NCCL ranks use the pages alone. */
 #ifndef PG_PAGE_H
 #define PG_PAGE_H
@@ -36,7 +36,8 @@ typedef struct pg_page {
 } pg_page;
 
 /* ---- for the launcher ---- */
-/* A memfd for that many local ranks, inherited over exec.  A file descriptor, or a negative code. */
+/* A memfd for that many local ranks, inherited over exec.  A file
+ * descriptor, or a negative code. */
 int pg_shm_create(int ranks);
 /* Map the block under fd and check that it is ours.  The launcher and pg_page_mine use it. */
 int pg_shm_map(void **map, int fd);

@@ -1,7 +1,7 @@
 /* pool.c: see pool.h.  Free blocks wait in bins, eight to each power of two, so that a block is at
  * most an eighth larger than what was asked; from 128 MiB on, where an eighth of a model's states
- * would be gigabytes, there are 64 and it is a 64th.  Bins are plain stacks kept outside the blocks,
- * because a block may be device memory.  One mutex: a progress thread may free too. */
+ * would be gigabytes, there are 64 and it is a 64th.  Bins are plain stacks kept outside the
+ * blocks, because a block may be device memory.  One mutex: a progress thread may free too. */
 #include "pool.h"
 #include "../base/capture.h"
 
@@ -117,8 +117,8 @@ static int report_full(int64_t bytes) {
 
 static int should_fail(void) { return pool.fail_in > 0 && --pool.fail_in == 0; }
 
-/* A block nobody holds, from the pool's bin or the device; counted under `tag`.  A graph's recording
- * would note the filling of PG_POOL=0 down as a part of it, so there is none then. */
+/* A block nobody holds, from the pool's bin or the device; counted under `tag`.  A graph's
+ * recording would note the filling of PG_POOL=0 down as a part of it, so there is none then. */
 static int take_locked(void **block, int64_t bytes, int tag) {
     int64_t rounded;
     int b = bin_of(bytes, &rounded);

@@ -1,12 +1,13 @@
-/* pool.h: cached blocks by size in front of a backend's memory: counting, limits, failing on demand.
+/* pool.h: cached blocks by size in front of a backend's memory: counting,
+ * limits, failing on demand.
  *
  * Freed blocks are kept and handed out again for requests of the same size class.  PG_POOL=0: every
  * block is its own allocation, and a freed one is filled with 0xA5 (sanitizers see misuse).
  * Bytes in use count what callers hold, not what the pool keeps.
  *
- * An arena is what a graph computes in: blocks taken while it is in use are its own, those given back
- * go to the next caller in the arena alone, and all of them count as in use, under the tag "graphs",
- * until it is closed. */
+ * An arena is what a graph computes in: blocks taken while it is in use are its own, those given
+ * back go to the next caller in the arena alone, and all of them count as in use, under the tag
+ * "graphs", until it is closed. */
 #ifndef PG_POOL_H
 #define PG_POOL_H
 #include "backend.h"

@@ -136,6 +136,11 @@ int pg_ranks_read(pg_ranks *out) {
     return read_var(&out->port, "MASTER_PORT", out->port, 1, 65535, "");
 }
 
+int pg_ranks_here(void) {
+    pg_ranks r;
+    return pg_ranks_read(&r) == PG_OK ? r.local_size : 1;
+}
+
 int pg_ranks_timeout(double *seconds) {
     const char *text = value_of("PGRUN_TIMEOUT");
     char *end;

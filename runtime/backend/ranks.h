@@ -18,6 +18,8 @@ typedef struct {
 
 /* PG_EINVAL names the variable, its value and the rule. */
 int pg_ranks_read(pg_ranks *out);
+/* Ranks of this host, which share its memory; 1 where pg_ranks_read fails (joining tells why). */
+int pg_ranks_here(void);
 /* PGRUN_TIMEOUT: seconds that ranks wait for each other; 600 where it is unset. */
 int pg_ranks_timeout(double *seconds);
 #endif

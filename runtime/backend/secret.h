@@ -1,5 +1,6 @@
-/* secret.h: the words by which the hosts of one user's jobs know one another: PGRUN_SECRET, else the
- * file ~/.config/pgrun/secret.  It never travels (store.c proves it instead) and is never printed. */
+/* secret.h: the words by which the hosts of one user's jobs know one another:
+ * PGRUN_SECRET, else the file ~/.config/pgrun/secret.  It never travels (store.c proves it
+ * instead) and is never printed. */
 #ifndef PG_SECRET_H
 #define PG_SECRET_H
 

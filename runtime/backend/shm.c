@@ -1,4 +1,5 @@
-/* shm.c: collectives between the CPU ranks of one host: the table of backend.h, joining, leaving. */
+/* shm.c: collectives between the CPU ranks of one host: the table of
+ * backend.h, joining, leaving. */
 #include "shm.h"
 #include "ranks.h"
 
@@ -84,8 +85,8 @@ static int world(void **impl, int *rank, int *size) {
     return PG_OK;
 }
 
-/* Memory that others may still read stays in the file until they have left too.  The groups' records
- * stay for the handles that point at them. */
+/* Memory that others may still read stays in the file until they have left too.  The groups'
+ * records stay for the handles that point at them. */
 static void leave_world(void) {
     if (!shm.control) return;
     shm_stop();

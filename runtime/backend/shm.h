@@ -23,10 +23,10 @@
 
 #define SHM_MAGIC      0x706772756e73686dull
 #define SHM_VERSION    1u
-#define SHM_GROUPS     4096      /* groups alive at a time in a world; a power of two */
-#define SHM_TEXT       1000      /* bytes of a shared message */
-#define SHM_PIPE_BYTES (1 << 20) /* what a send may leave before its receiver comes */
-#define SHM_DIRECT     (32 << 10) /* allreduce: up to here, over all ranks, each adds all by itself */
+#define SHM_GROUPS     4096       /* groups alive at a time in a world; a power of two */
+#define SHM_TEXT       1000       /* bytes of a shared message */
+#define SHM_PIPE_BYTES (1 << 20)  /* what a send may leave before its receiver comes */
+#define SHM_DIRECT     (32 << 10) /* allreduce: up to here, over all ranks, each adds all alone */
 #define SHM_LINE       64
 
 /* ---- the segment ---- */

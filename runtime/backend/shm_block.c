@@ -21,7 +21,8 @@ static int64_t control_bytes(int ranks) {
     return round_page((int64_t)sizeof(shm_control) + ranks * (int64_t)sizeof(pg_page));
 }
 
-/* Two MiB a turn over all members stay in the caches; measured, half and twice of it are no faster. */
+/* Two MiB a turn over all members stay in the caches; measured, half and twice
+ * of it are no faster. */
 int64_t shm_stage_bytes(int size) {
     int64_t bytes = (2 << 20) / size;
     return round_page(bytes < (64 << 10) ? 64 << 10 : bytes > (512 << 10) ? 512 << 10 : bytes);

@@ -39,8 +39,6 @@ void shm_group_drop(shm_group *g) {
     free(g);
 }
 
-static int64_t round_page(int64_t n) { return (n + 4095) / 4096 * 4096; }
-
 /* A slot whose old region fits, else a new one at the end of the file. */
 static int take_slot(int *out, int size) {
     shm_control *c = shm.control;
@@ -52,10 +50,11 @@ static int take_slot(int *out, int size) {
             if (s->size == (fresh ? 0 : size)) {
                 *out = i;
                 if (!fresh) return PG_OK;
-                int64_t bytes = round_page(shm_region_bytes(size));
+                int64_t bytes = shm_region_bytes(size);
                 s->offset = atomic_fetch_add(&c->top, bytes);
                 s->size = size;
-                /* a byte at the end: the file grows, and never shrinks as ftruncate could make it */
+                /* a byte at the end: the file grows, and never shrinks as
+                 * ftruncate could make it */
                 if (pwrite(shm.fd, "", 1, s->offset + bytes - 1) == 1) return PG_OK;
                 atomic_store(&s->used, 0);
                 return pg_fail(PG_ENOMEM, "comm_split: the shared file cannot grow: %s",

@@ -1,10 +1,11 @@
-/* shm_join.c: handing the ranks' block round where no launcher passed it on (torchrun, mpirun, Slurm).
+/* shm_join.c: handing the ranks' block round where no launcher passed it on
+ * (torchrun, mpirun, Slurm).
  *
  * Rank 0 makes the same anonymous memfd as the launcher and gives it to each rank that calls at a
  * socket in Linux's abstract namespace, named after user, host, port and job.  So there is no file
- * that a crash could leave, nor one of an earlier run that could be joined: the name dies with rank 0,
- * and is closed once all have come.  Both sides ask the kernel who the other is, and talk only to
- * their own user. */
+ * that a crash could leave, nor one of an earlier run that could be joined: the name dies with
+ * rank 0, and is closed once all have come.  Both sides ask the kernel who the other is, and talk
+ * only to their own user. */
 #define _GNU_SOURCE /* MSG_CMSG_CLOEXEC */
 #include "../base/system.h"
 #include "shm.h"
@@ -31,19 +32,13 @@ typedef struct { /* the answer; a file descriptor comes with it where it is welc
     char text[252];
 } answer;
 
-/* FNV-1a, Fowler, Noll and Vo: only to keep long names of hosts and jobs within a socket's name. */
-static uint64_t fold_name(const char *host, const char *job) {
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (const char *s = host; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3ull;
-    h = (h ^ '/') * 0x100000001b3ull;
-    for (const char *s = job; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3ull;
-    return h;
-}
-
+/* A hash of host and job: long ones would not fit a socket's name. */
 static socklen_t address(struct sockaddr_un *a, const char *host, int port, const char *job) {
+    uint64_t where = pg_hash(host, (int64_t)strlen(host), 0);
+    where = pg_hash(job, (int64_t)strlen(job), where);
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "pgrun-%u-%d-%016llx",
-                     (unsigned)geteuid(), port, (unsigned long long)fold_name(host, job));
+                     (unsigned)geteuid(), port, (unsigned long long)where);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
@@ -93,8 +88,8 @@ static int receive(int s, int *fd, answer *a) {
     return PG_OK;
 }
 
-/* One caller at rank 0's door; came[] notes it.  A rank that counts the ranks otherwise can never be
- * made up for, so rank 0 fails with it; one too many may belong to another job. */
+/* One caller at rank 0's door; came[] notes it.  A rank that counts the ranks otherwise can never
+ * be made up for, so rank 0 fails with it; one too many may belong to another job. */
 static int welcome(int s, int fd, int size, char *came) {
     hello h = {0};
     answer a = {0};

@@ -1,10 +1,10 @@
 /* shm_ops.c: the collectives of a group, as steps between which all members meet (see shm.h).
  *
  * Data passes through two buffers a member, used in turns: in a chunk's first step each member puts
- * its share into its buffer and posts; in the next all take what they want.  A large allreduce has a
- * step between: each member adds up its own slice of the chunk, over all buffers in rank order, and
- * leaves the sum in its own buffer.  So each element is copied twice and added once, whatever the
- * number of ranks.
+ * its share into its buffer and posts; in the next all take what they want.  A large allreduce has
+ * a step between: each member adds up its own slice of the chunk, over all buffers in rank order,
+ * and leaves the sum in its own buffer.  So each element is copied twice and added once, whatever
+ * the number of ranks.
  * A buffer is filled again two turns later, after a meeting that every member reaches only when it
  * has taken all of the turn before last: nothing else guards it.  The first step also carries the
  * call itself; all compare all calls before the first output is touched. */

@@ -1,7 +1,8 @@
 /* shm_pair.c: send and recv: a ring of bytes for each ordered pair of a group's ranks.
  *
  * A message is its shm_call, then its data.  The sender needs no receiver until the ring is full;
- * a longer message flows on as the receiver takes, in pieces, so that both copy at the same time. */
+ * a longer message flows on as the receiver takes, in pieces, so that both
+ * copy at the same time. */
 #include "shm.h"
 
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* shm_progress.c: the engine: one loop that moves every operation of the process, and the waiting.
  *
- * Whoever waits drives: a synchronous call needs no other thread.  Operations that were detached are
- * driven by the progress thread, which steps aside while a caller drives.  A pass makes at most one
- * step of each lane, so that a blocked or a long operation holds up no other.  One lock guards it
- * all; it is free while a driver yields or sleeps. */
+ * Whoever waits drives: a synchronous call needs no other thread.  Operations that were detached
+ * are driven by the progress thread, which steps aside while a caller drives.  A pass makes at most
+ * one step of each lane, so that a blocked or a long operation holds up no other.  One lock guards
+ * it all; it is free while a driver yields or sleeps. */
 #define _GNU_SOURCE /* syscall */
 #include "../base/system.h"
 #include "shm.h"

@@ -143,7 +143,8 @@ static int introduce(pg_store *s) {
     return ask(s, &f);
 }
 
-/* 0, or an errno.  Where packets are lost without a word, the kernel alone would try for minutes. */
+/* 0, or an errno.  Where packets are lost without a word, the kernel alone
+ * would try for minutes. */
 static int reach(int fd, const place *p) {
     int flags = fcntl(fd, F_GETFL), why = 0;
     socklen_t bytes = sizeof why;

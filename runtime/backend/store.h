@@ -1,12 +1,12 @@
 /* store.h: a small key-value store, for ranks on several hosts: NCCL's id, the first failure and
- * PG_COMM_CHECK travel by it; so do the words of the launchers (host/hosts.c).  Ranks of one host have
- * shared memory instead (shm.h).
+ * PG_COMM_CHECK travel by it; so do the words of the launchers (host/hosts.c).  Ranks of one host
+ * have shared memory instead (shm.h).
  *
- * Where pgrun starts the ranks (--nnodes), its launcher on host 0 serves; else rank 0 does.  It listens
- * on MASTER_ADDR:MASTER_PORT.  Where that address is the loopback, it is a socket in Linux's abstract
- * namespace instead: no other host can reach it, the kernel says whose process calls, and other users
- * are turned away.  Over the network each side proves that it has the secret of secret.h, and the
- * caller names the same job. */
+ * Where pgrun starts the ranks (--nnodes), its launcher on host 0 serves; else rank 0 does.  It
+ * listens on MASTER_ADDR:MASTER_PORT.  Where that address is the loopback, it is a socket in
+ * Linux's abstract namespace instead: no other host can reach it, the kernel says whose process
+ * calls, and other users are turned away.  Over the network each side proves that it has the secret
+ * of secret.h, and the caller names the same job. */
 #ifndef PG_STORE_H
 #define PG_STORE_H
 #include <stdint.h>
@@ -26,9 +26,9 @@ typedef struct {
 /* Who serves: this process; rank 0; host 0's pgrun. */
 enum { PG_STORE_MINE, PG_STORE_RANK, PG_STORE_HOST };
 
-/* All callers and the server give the same place and size.  rank: of this caller, from 0; the launcher
- * of host h is size + h.  PG_ECOMM names host:port, the seconds waited and the way out; PG_EINVAL: there
- * is no secret. */
+/* All callers and the server give the same place and size.  rank: of this caller, from 0; the
+ * launcher of host h is size + h.  PG_ECOMM names host:port, the seconds waited and the way out;
+ * PG_EINVAL: there is no secret. */
 int pg_store_open(pg_store **out, const pg_store_place *at, int rank, int size, int whose,
                   double seconds);
 int pg_store_set(pg_store *s, const char *key, const void *data, int bytes);

@@ -3,8 +3,8 @@
  * Requests and answers are frames of one size, so that neither side parses.
  *
  * A caller says HELLO with a random word; the server answers with a random word of its own and, to
- * show that it has the secret, the HMAC of both; the caller's PROOF is another HMAC of the same.  So
- * neither shows the secret to whoever may sit at the other end, and nothing can be played back.
+ * show that it has the secret, the HMAC of both; the caller's PROOF is another HMAC of the same.
+ * So neither shows the secret to whoever may sit at the other end, and nothing can be played back.
  * What follows is not signed: who can change packets on the way can still do harm. */
 #ifndef PG_STORE_PARTS_H
 #define PG_STORE_PARTS_H

@@ -1,5 +1,5 @@
-/* store_serve.c: the server's side of store.h: one thread answers all; a slow or silent caller holds up
- * nobody. */
+/* store_serve.c: the server's side of store.h: one thread answers all; a slow or silent
+ * caller holds up nobody. */
 #define _GNU_SOURCE /* accept4 */
 #include "store_parts.h"
 #include "../base/status.h"
@@ -136,8 +136,8 @@ static void let_go(pg_store *s, caller *c) {
 
 static int most_callers(const pg_store *s) { return 2 * s->size + STRANGERS; }
 
-/* Where strangers fill the room, the one who has been silent for longest goes: whoever has the secret
- * needs a moment, and they have had it. */
+/* Where strangers fill the room, the one who has been silent for longest goes: whoever has the
+ * secret needs a moment, and they have had it. */
 static int make_room(pg_store *s) {
     caller *oldest = NULL;
     if (s->count < most_callers(s)) return 1;

@@ -1,8 +1,8 @@
 /* capture.h: while a graph is recorded (pg_graph_begin in pg.h) ops are noted down and not done.
  *
- * What the host would have to see or to bring meanwhile is refused; the refusal spoils the recording,
- * also where somebody catches it, and its text is kept for the one who ends it.  On the lowest floor,
- * because a plug-in asks too. */
+ * What the host would have to see or to bring meanwhile is refused; the refusal spoils the
+ * recording, also where somebody catches it, and its text is kept for the one who ends it.  On the
+ * lowest floor, because a plug-in asks too. */
 #ifndef PG_CAPTURE_H
 #define PG_CAPTURE_H
 #include "status.h"

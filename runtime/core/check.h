@@ -61,4 +61,6 @@ int pg_check_step(const char *op, const pg_tensor *step);
 int64_t pg_dims_product(const pg_tensor *t, int from, int to);
 /* The last dim, 1 for a scalar. */
 int64_t pg_last_dim(const pg_tensor *t);
+
+static inline void *at_or_null(const pg_tensor *t) { return t ? pg_tensor_at(t) : NULL; }
 #endif

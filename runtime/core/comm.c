@@ -3,6 +3,7 @@
  * A group of one has no backend part: its collectives are copies or nothing.  An asynchronous call
  * keeps a view of each tensor, so that their storage outlives the operation whatever Lua frees. */
 #include "../backend/page.h"
+#include "../backend/ranks.h"
 #include "../base/capture.h"
 #include "tensor.h"
 
@@ -334,10 +335,13 @@ int pg_barrier(pg_comm *c) {
     return c->ops->wait(ticket);
 }
 
-void pg_comm_timeout(double seconds) {
-    if (!(seconds > 0)) return;
+double pg_comm_timeout(double seconds) {
+    double before = world.limit;
+    if (!(before > 0)) pg_ranks_timeout(&before); /* what is wrong with it, joining tells */
+    if (!(seconds > 0)) return before;
     world.limit = seconds;
     if (world.comm.ops) world.comm.ops->timeout(seconds);
+    return before;
 }
 
 int pg_comm_cancel(pg_comm *c, const char *reason) {

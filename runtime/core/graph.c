@@ -1,10 +1,11 @@
 /* graph.c: graphs of pg.h: recording, what a graph holds, and what is checked before it runs again.
  *
- * A graph's kernels have addresses written in, so those must stay what they are.  Blocks taken while
- * recording come from the graph's own arena (pool.h); storages from before are listed when an op asks
- * for their address, and held.  The list also says which of them the graph writes: what the host knew
- * of their ids is then as after the recording, each time.  Ids that are only read are looked at before
- * each launch, as an op without a graph would: mostly the range noted when they were written. */
+ * A graph's kernels have addresses written in, so those must stay what they are.  Blocks taken
+ * while recording come from the graph's own arena (pool.h); storages from before are listed when
+ * an op asks for their address, and held.  The list also says which of them the graph writes:
+ * what the host knew of their ids is then as after the recording, each time.  Ids that are only
+ * read are looked at before each launch, as an op without a graph would: mostly the range noted
+ * when they were written. */
 #include "graph.h"
 #include "../base/capture.h"
 #include "check.h"

@@ -1,5 +1,6 @@
 /* host_buffer.c: pg_host: a run of host memory, and moving parts of it to and from tensors.  Where
- * blocks are host memory anyway (cpu), a move is a copy made at once; there is nothing to wait for. */
+ * blocks are host memory anyway (cpu), a move is a copy made at once; there is
+ * nothing to wait for. */
 #include "../base/capture.h"
 #include "tensor.h"
 

@@ -1,5 +1,5 @@
-/* marks.c: pg_marks: moments between ops, told by the device where it has a clock of its own, else by
- * the host, whose ops are done when they return. */
+/* marks.c: pg_marks: moments between ops, told by the device where it has a clock of its own, else
+ * by the host, whose ops are done when they return. */
 #include "../base/capture.h"
 #include "tensor.h"
 

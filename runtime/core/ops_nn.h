@@ -19,8 +19,6 @@ static inline int kept_dtype(const pg_tensor *x) { return x->dtype == PG_F64 ? P
         PG_HAS_COUNT(op, t, n);                                                                    \
     } while (0)
 
-static inline void *at_or_null(const pg_tensor *t) { return t ? pg_tensor_at(t) : NULL; }
-
 /* Scratch for one kernel call; none is taken for 0 bytes. */
 static inline int take_scratch(void **scratch, const char *op, int64_t bytes) {
     *scratch = bytes > 0 ? pg_pool_scratch(bytes) : NULL;

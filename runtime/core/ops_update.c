@@ -118,7 +118,6 @@ static int check_state(const char *op, const char *name, const pg_tensor *state,
 }
 
 static int dtype_or(const pg_tensor *t, int without) { return t ? t->dtype : without; }
-static void *at_or(const pg_tensor *t) { return t ? pg_tensor_at(t) : NULL; }
 
 int pg_adamw(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m, pg_tensor *v,
              const pg_tensor *ends, const pg_tensor *factors, const pg_tensor *step, double beta1,
@@ -137,10 +136,11 @@ int pg_adamw(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tens
                        beta1, beta2, eps);
     PG_OPEN(b, "adamw", value, master, grad, m, v, ends, factors, step);
     PG_TRY(check_ends(b, "adamw", "value", value, ends));
-    return b->kernels->adamw(
-        pg_tensor_at(value), at_or(master), pg_tensor_at(grad), pg_tensor_at(m), pg_tensor_at(v),
-        value->count, pg_tensor_at(ends), pg_tensor_at(factors), ends->count, pg_tensor_at(step),
-        beta1, beta2, eps, value->dtype, dtype_or(master, -1), grad->dtype, m->dtype, b->stream);
+    return b->kernels->adamw(pg_tensor_at(value), at_or_null(master), pg_tensor_at(grad),
+                             pg_tensor_at(m), pg_tensor_at(v), value->count, pg_tensor_at(ends),
+                             pg_tensor_at(factors), ends->count, pg_tensor_at(step), beta1, beta2,
+                             eps, value->dtype, dtype_or(master, -1), grad->dtype, m->dtype,
+                             b->stream);
 }
 
 int pg_sgd(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor *m,
@@ -163,10 +163,11 @@ int pg_sgd(pg_tensor *value, pg_tensor *master, const pg_tensor *grad, pg_tensor
                        momentum, dampening);
     PG_OPEN(b, "sgd", value, master, grad, m, ends, factors, step);
     PG_TRY(check_ends(b, "sgd", "value", value, ends));
-    return b->kernels->sgd(pg_tensor_at(value), at_or(master), pg_tensor_at(grad), at_or(m),
-                           value->count, pg_tensor_at(ends), pg_tensor_at(factors), ends->count,
-                           pg_tensor_at(step), momentum, dampening, nesterov, first, value->dtype,
-                           dtype_or(master, -1), grad->dtype, dtype_or(m, PG_F32), b->stream);
+    return b->kernels->sgd(pg_tensor_at(value), at_or_null(master), pg_tensor_at(grad),
+                           at_or_null(m), value->count, pg_tensor_at(ends), pg_tensor_at(factors),
+                           ends->count, pg_tensor_at(step), momentum, dampening, nesterov, first,
+                           value->dtype, dtype_or(master, -1), grad->dtype, dtype_or(m, PG_F32),
+                           b->stream);
 }
 
 int pg_master_join(pg_tensor *out, const pg_tensor *value, const pg_tensor *master) {

@@ -11,12 +11,14 @@
 static int count_of(int ndim, const int64_t *dims, int64_t *count, const char *op) {
     if (ndim < 0 || ndim > PG_MAX_DIMS || (ndim && !dims))
         return pg_fail(PG_ESHAPE, "%s: %d dims; a tensor has 0 to %d", op, ndim, PG_MAX_DIMS);
+    int64_t most = 1; /* a 0 among them hides nothing: ops multiply some dims without the others */
     *count = 1;
     for (int i = 0; i < ndim; i++) {
         if (dims[i] < 0)
             return pg_fail(PG_ESHAPE, "%s: dim %d is %lld, below 0", op, i, (long long)dims[i]);
-        if (dims[i] && *count > ((int64_t)1 << 56) / dims[i])
+        if (dims[i] && most > ((int64_t)1 << 56) / dims[i])
             return pg_fail(PG_ESHAPE, "%s: more than 2^56 elements", op);
+        if (dims[i]) most *= dims[i];
         *count *= dims[i];
     }
     return PG_OK;

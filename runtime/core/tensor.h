@@ -1,10 +1,11 @@
-/* tensor.h: what a tensor is, for the core alone: a shape over a run of a shared, counted storage. */
+/* tensor.h: what a tensor is, for the core alone: a shape over a run of a
+ * shared, counted storage. */
 #ifndef PG_TENSOR_H
 #define PG_TENSOR_H
 #include "../backend/pool.h"
 
-/* What the host knows of the ids in a whole storage: noted when they are written or copied, so that an
- * op can check them without asking the device.  Unknown at first, and after any other write. */
+/* What the host knows of the ids in a whole storage: noted when they are written or copied, so that
+ * an op can check them without asking the device.  Unknown at first, and after any other write. */
 typedef struct {
     int32_t known;
     int64_t high;     /* no id is larger */
@@ -42,7 +43,8 @@ void pg_storage_release(pg_storage *s);
 void *pg_tensor_at(const pg_tensor *t);
 /* The same for reading alone: nothing is forgotten. */
 const void *pg_tensor_peek(const pg_tensor *t);
-/* All of t was just written with ids of range `now`; `before` is what t->storage->ids said earlier. */
+/* All of t was just written with ids of range `now`; `before` is what
+ * t->storage->ids said earlier. */
 void pg_ids_note(const pg_tensor *t, pg_id_range before, pg_id_range now);
 /* The range of n ids in host memory; unknown where dtype is no i32 or i64. */
 pg_id_range pg_ids_range(const void *ids, int64_t n, int dtype);

@@ -5,8 +5,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,15 +27,7 @@ static int told_to_fail(void) {
     return 1;
 }
 
-/* Past RLIMIT_FSIZE the kernel would kill us with SIGXFSZ; ignored, the write says EFBIG. */
-static void keep_file_limit_an_error(void) {
-    struct sigaction now;
-    if (sigaction(SIGXFSZ, NULL, &now) == 0 && now.sa_handler == SIG_DFL) signal(SIGXFSZ, SIG_IGN);
-}
-
 int pg_file_write_at(int fd, const char *path, const void *data, int64_t bytes, int64_t at) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, keep_file_limit_an_error);
     const char *from = data;
     while (bytes > 0) {
         size_t ask = (size_t)(bytes < WRITE_BYTES ? bytes : WRITE_BYTES);

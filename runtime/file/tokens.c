@@ -168,7 +168,6 @@ void pg_tokens_close(pg_tokens *s) {
 }
 
 int64_t pg_tokens_count(const pg_tokens *s) { return s ? s->count + s->out.count : 0; }
-int64_t pg_tokens_files(const pg_tokens *s) { return s ? s->file_count : 0; }
 
 /* ---- reading ---- */
 /* Four bytes are int32 as PG_I32 said, or uint32 behind llm.c's header. */

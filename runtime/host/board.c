@@ -1,9 +1,10 @@
 /* board.c: how the first rank of a host calls the others together without a collective.
  *
- * The words stand on the first rank's status page (backend/page.h), which all ranks of the host see.
- * `meet` is written before a step and read after it: each step holds a collective that the first
- * rank takes part in, so whoever comes to that turn sees the word.  `calls` wakes ranks that have
- * nothing to do but wait (the prompt).  Ranks of several hosts share no page and use collectives. */
+ * The words stand on the first rank's status page (backend/page.h), which all ranks of the host
+ * see.  `meet` is written before a step and read after it: each step holds a collective that
+ * the first rank takes part in, so whoever comes to that turn sees the word.  `calls` wakes
+ * ranks that have nothing to do but wait (the prompt).  Ranks of several hosts share no page
+ * and use collectives. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>

@@ -4,7 +4,8 @@
  * what the kinds mean.  Nothing here waits for a client: a message that comes in parts stays in the
  * peer's buffer, garbage and people who do not read lose their connection.  Only the user who runs
  * it may connect: the socket has mode 0600 and each peer's user is asked of the kernel.
- * The folder is held open and named through /proc/self/fd, since a socket's path ends at 108 bytes. */
+ * The folder is held open and named through /proc/self/fd, since a socket's
+ * path ends at 108 bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -159,8 +160,8 @@ static int fill(peer *p) {
     }
 }
 
-/* Push id, kind, text of the peer's first message and take it out, or id alone for one that is gone;
- * 0: nothing yet. */
+/* Push id, kind, text of the peer's first message and take it out, or id alone for one that is
+ * gone; 0: nothing yet. */
 static int push_message(lua_State *L, peer *p, int gone) {
     int64_t n = first_message(p);
     int id = (int)(p - control.peers) + 1;
@@ -193,7 +194,8 @@ static int look(struct pollfd *polls, int ms) {
     return n;
 }
 
-/* control_next(seconds) -> id, kind, text: a message | id: that peer is gone | nothing in that time. */
+/* control_next(seconds) -> id, kind, text: a message | id: that peer is gone |
+ * nothing in that time. */
 static int control_next(lua_State *L) {
     double seconds = luaL_optnumber(L, 1, 0);
     struct pollfd polls[PEERS + 1];

@@ -30,7 +30,9 @@ typedef struct host_options {
     const char *device; /* NULL when not given */
     int64_t memory;     /* bytes; 0 when not given */
     int nnodes, node_rank;
-    const char *master;              /* HOST:PORT or NULL */
+    const char *master; /* HOST:PORT or NULL; below: its two parts */
+    char master_host[256];
+    int master_port;
     const char *code[HOST_MAX_CODE]; /* the -e lines, in order */
     int codes;
     char *script; /* a file or a verb; NULL: none */
@@ -58,7 +60,8 @@ typedef struct host_source {
 
 const char *host_tree(void); /* the source tree's folder, or "" when the program lies in none */
 void host_source_free(host_source *s);
-/* Each returns 1 and fills *out, or 0.  A file that is there but cannot be read counts as absent. */
+/* Each returns 1 and fills *out, or 0.  A file that is there but cannot be
+ * read counts as absent. */
 int host_find_script(const char *given, host_source *out);
 int host_find_verb(const char *verb, host_source *out);
 int host_find_module(const char *module, const char *script, host_source *out); /* pg.*, models.* */

@@ -1,9 +1,10 @@
 /* hosts.c: pgrun --nnodes: the launchers of several hosts meet, tell each other of the first death
  * and of signals, and end together.
  *
- * Host 0's launcher serves the store (backend/store.h) in which the ranks meet too; the other launchers
- * call at it.  Each has a thread for that, since an answer may take seconds where the network is lost
- * and the launcher must not wait.  Main thread and this one hand words to each other under one lock.
+ * Host 0's launcher serves the store (backend/store.h) in which the ranks meet too; the other
+ * launchers call at it.  Each has a thread for that, since an answer may take seconds where the
+ * network is lost and the launcher must not wait.  Main thread and this one hand words to each
+ * other under one lock.
  *   host/H    a host's name: it has come        go     all have, start
  *   failed    the first failure, as a text      stop   a signal and where it was given
  *   end/H     a host's ranks have ended         over   those of all hosts have */
@@ -118,12 +119,10 @@ static int await_others(host_link *l, double seconds) {
 }
 
 static int meet(host_link *l, const host_options *o) {
-    char host[256], name[NAME] = "", key[PG_STORE_KEY];
-    const char *colon = strrchr(o->master, ':');
+    char name[NAME] = "", key[PG_STORE_KEY];
     int world = l->count * l->ranks;
     double seconds;
-    snprintf(host, sizeof host, "%.*s", (int)(colon - o->master), o->master);
-    pg_store_place at = {.host = host, .job = "", .port = atoi(colon + 1)};
+    pg_store_place at = {.host = o->master_host, .job = "", .port = o->master_port};
     PG_TRY(pg_ranks_timeout(&seconds));
     PG_TRY(pg_store_open(&l->store, &at, world + l->me, world,
                          l->me ? PG_STORE_HOST : PG_STORE_MINE, seconds));
@@ -152,8 +151,8 @@ static void say(host_link *l, const char *failed, stop_word stop, int end) {
     if (end) pg_store_set(l->store, key, "", 0);
 }
 
-/* Host 0 misses a host that has gone without a word, and knows when all have ended.  Gone is looked at
- * first: a host says that it has ended before it goes. */
+/* Host 0 misses a host that has gone without a word, and knows when all have ended.  Gone is looked
+ * at first: a host says that it has ended before it goes. */
 static void count_hosts(host_link *l, host_news *n) {
     int ended = 0, left = 0, code;
     char text[PG_STORE_DATA], who[NAME + 32];
@@ -192,8 +191,8 @@ static void take_failure(host_link *l, host_news *n) {
 static void listen_to_others(host_link *l, host_news *n) {
     stop_word stop;
     int code;
-    /* A rank that is stopped fails too, and may be quicker than the word that it was told to: failures
-     * are believed when they are heard again. */
+    /* A rank that is stopped fails too, and may be quicker than the word that it was told to:
+     * failures are believed when they are heard again. */
     if (l->heard[0] && !n->failed[0]) take_failure(l, n);
     pg_store_look(l->store, &code, PG_STORE_FAILED, l->heard, sizeof l->heard - 1);
     if (pg_store_look(l->store, &code, "stop", &stop, sizeof stop) == sizeof stop) {

@@ -37,16 +37,13 @@ static void set_number(const char *name, int value) {
 
 static void set_environment(const host_options *o, const host_world *w, int local) {
     int cores = host_cores();
-    char host[256] = "127.0.0.1";
-    const char *colon = o->master ? strrchr(o->master, ':') : NULL;
-    if (colon) snprintf(host, sizeof host, "%.*s", (int)(colon - o->master), o->master);
     set_number("RANK", w->children[local].rank);
     set_number("WORLD_SIZE", w->size * o->nnodes);
     set_number("LOCAL_RANK", local);
     set_number("LOCAL_WORLD_SIZE", w->size);
     set_number("PG_SHM_FD", w->fd);
-    setenv("MASTER_ADDR", host, 1);
-    if (colon) setenv("MASTER_PORT", colon + 1, 1);
+    setenv("MASTER_ADDR", o->master ? o->master_host : "127.0.0.1", 1);
+    if (o->master) set_number("MASTER_PORT", o->master_port);
     else unsetenv("MASTER_PORT");
     if (w->link) setenv("PG_STORE_SERVED", "1", 1);
     else unsetenv("PG_STORE_SERVED");
@@ -163,7 +160,8 @@ static void collect(host_world *w) {
     if (n && w->first < 0 && !w->elsewhere[0]) first_death(w, report_first(w, bad, n));
 }
 
-/* While the prompt is open Ctrl-C is the first rank's business; 1: it has it, or has been given it. */
+/* While the prompt is open Ctrl-C is the first rank's business; 1: it has it,
+ * or has been given it. */
 static int prompt_takes(host_world *w, const struct signalfd_siginfo *s) {
     host_child *c = &w->children[0];
     if (s->ssi_signo != SIGINT || !pg_page_of(w->pages, 0)->prompt || c->ended || w->failed_at)
@@ -237,8 +235,8 @@ static void watch(host_world *w) {
     free(polls);
 }
 
-/* Until the ranks of all hosts have ended: who ends first may still be told of a death.  After one, or a
- * signal, host 0 alone waits, since the others' words go by its store. */
+/* Until the ranks of all hosts have ended: who ends first may still be told of a death.  After one,
+ * or a signal, host 0 alone waits, since the others' words go by its store. */
 static void watch_others(host_world *w) {
     host_news n;
     if (!w->link) return;

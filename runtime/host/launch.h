@@ -1,5 +1,5 @@
-/* launch.h: what launch.c (processes), relay.c (their output), report.c (the first death) and hosts.c
- * (the launchers of other hosts) share. */
+/* launch.h: what launch.c (processes), relay.c (their output), report.c (the first death) and
+ * hosts.c (the launchers of other hosts) share. */
 #ifndef PG_LAUNCH_H
 #define PG_LAUNCH_H
 #include <stdint.h>
@@ -57,7 +57,8 @@ void relay_finish(host_world *w, host_child *c); /* print what is left, close */
 /* ---- report.c ---- */
 /* "rank 2 was killed by SIGKILL at step 17", for peers and as the report's first line. */
 void report_death(char *text, size_t bytes, const host_world *w, int i);
-/* Whose end came first: one of the n children that have just ended badly, or one that is about to. */
+/* Whose end came first: one of the n children that have just ended badly, or
+ * one that is about to. */
 int report_first(const host_world *w, const int *ended, int n);
 void report_head(char *text, size_t bytes, const host_world *w); /* the report's first line */
 void report_write(host_world *w); /* w->story, from the pages as they are now */

@@ -33,7 +33,8 @@ static int claim_stop(lua_State *L) {
     return 0;
 }
 
-/* request_stop(): the loop that has claimed the stop ends as if SIGTERM had come, without its limit. */
+/* request_stop(): the loop that has claimed the stop ends as if SIGTERM had
+ * come, without its limit. */
 static int request_stop(lua_State *L) {
     (void)L;
     host_request_stop();
@@ -52,7 +53,8 @@ static int option_words(lua_State *L) {
     return 1;
 }
 
-/* when_interrupted(f): f() -> what is said of Ctrl-C, in place of where it came; nil: nothing more. */
+/* when_interrupted(f): f() -> what is said of Ctrl-C, in place of where it
+ * came; nil: nothing more. */
 static int when_interrupted(lua_State *L) {
     luaL_checktype(L, 1, LUA_TFUNCTION);
     lua_settop(L, 1);
@@ -88,8 +90,8 @@ int host_first_failed(double seconds, const char *message) {
     return 1;
 }
 
-/* first_failed(seconds) -> boolean: this host's first rank has told why it ends, or this rank is asked
- * to end; false when neither came in time. */
+/* first_failed(seconds) -> boolean: this host's first rank has told why it ends, or this rank is
+ * asked to end; false when neither came in time. */
 static int first_failed(lua_State *L) {
     lua_pushboolean(L, host_first_failed(luaL_checknumber(L, 1), NULL));
     return 1;
@@ -108,7 +110,8 @@ static int source(lua_State *L) {
     return 2;
 }
 
-/* module(name) -> text, name as in messages, path | nil: where require would find pg.* or models.*. */
+/* module(name) -> text, name as in messages, path | nil: where require would
+ * find pg.* or models.*. */
 static int module(lua_State *L) {
     host_source s;
     if (!host_find_module(luaL_checkstring(L, 1), host_script_path(), &s)) return 0;
@@ -119,9 +122,9 @@ static int module(lua_State *L) {
     return 3;
 }
 
-/* waits_at(): note on the status page which line is about to wait: the first outside lua/pg, and where
- * all of the work is ours (a recipe) the first outside mesh.lua.  In C because it stands before every
- * collective: debug.getinfo costs 4 us there. */
+/* waits_at(): note on the status page which line is about to wait: the first outside lua/pg, and
+ * where all of the work is ours (a recipe) the first outside mesh.lua.  In C because it stands
+ * before every collective: debug.getinfo costs 4 us there. */
 static int waits_at(lua_State *L) {
     lua_Debug d;
     char text[LUA_IDSIZE + 16] = "";

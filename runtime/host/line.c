@@ -1,10 +1,10 @@
 /* line.c: running a line of Lua that may not hurt: within a time, with its output kept apart.
  *
  * While a line is open a timer ticks in the thread that runs Lua.  A tick looks whether the line is
- * to stop (its time is over, somebody asked, it prints without end) and then makes C entries fail and
- * sets a hook that raises at every instruction, so that a pcall inside does not swallow it.  Only
- * interpreted code sees the hook: the caller turns the compiler off.  What stands still in C for
- * GRACE seconds more cannot be stopped, and the rank ends. */
+ * to stop (its time is over, somebody asked, it prints without end) and then makes C entries fail
+ * and sets a hook that raises at every instruction, so that a pcall inside does not swallow it.
+ * Only interpreted code sees the hook: the caller turns the compiler off.  What stands still in C
+ * for GRACE seconds more cannot be stopped, and the rank ends. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -26,7 +26,7 @@ static int start_rank(const host_options *o) {
     host_signals_install(L);
     pg_page_mine();      /* from here on the launcher and the other ranks can tell how far we are */
     atexit(pg_shutdown); /* after os.exit; else below, before any library's own end */
-    int64_t share = o->memory / host_ranks().local_size;
+    int64_t share = o->memory / pg_ranks_here();
     if ((o->device || o->memory) && pg_init(o->device ? o->device : "auto", share) < 0) {
         fprintf(stderr, "pgrun: %s\n", pg_errmsg());
         pg_status_fail(pg_errmsg());

@@ -126,8 +126,12 @@ static int set_option(host_options *o, const char *name, const char *value) {
         if (o->node_rank < 0) return bad(name, value, "hosts are counted from 0");
     } else if (!strcmp(name, "--master")) {
         const char *colon = strrchr(value, ':');
-        if (!colon || colon == value || whole(colon + 1, 1, 65535) < 0)
+        size_t length = colon ? (size_t)(colon - value) : 0;
+        o->master_port = colon ? whole(colon + 1, 1, 65535) : -1;
+        if (!length || length >= sizeof o->master_host || o->master_port < 0)
             return bad(name, value, "give HOST:PORT, such as 10.0.0.1:29500");
+        memcpy(o->master_host, value, length);
+        o->master_host[length] = 0;
         o->master = value;
     } else if (!strcmp(name, "-i")) o->interactive = 1;
     else if (!strcmp(name, "--no-jit")) o->no_jit = 1;

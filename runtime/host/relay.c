@@ -12,7 +12,8 @@
 #define CHUNK   4096         /* PIPE_BUF: what a writable pipe takes without waiting */
 #define LONGEST (256 * 1024) /* bytes of a line before it is passed on in parts */
 
-/* Write all, with an eye on the ranks while the reader of our output is slow; 0 where nobody reads. */
+/* Write all, with an eye on the ranks while the reader of our output is slow;
+ * 0 where nobody reads. */
 static int write_all(host_world *w, int fd, const char *text, size_t n) {
     while (n) {
         struct pollfd ready = {.fd = fd, .events = POLLOUT};

@@ -14,8 +14,8 @@
 
 static const char *signal_name(int number, char room[16]) {
     const char *name = sigabbrev_np(number);
-    snprintf(room, 16, name ? "SIG%s" : "signal %s", name ? name : "");
-    if (!name) snprintf(room, 16, "signal %d", number);
+    if (name) snprintf(room, 16, "SIG%s", name);
+    else snprintf(room, 16, "signal %d", number);
     return room;
 }
 

@@ -1,9 +1,9 @@
 /* script.c: Lua in this process: the state, how require finds files, running what the command line
  * names, and what an error looks like.
  *
- * A script that returns a table is a recipe and goes to pg.recipe; one that returns nothing has done
- * its own work.  The global `pg` loads itself at the first look, so that `pgrun -e 'print(1)'` costs
- * no more than Lua itself. */
+ * A script that returns a table is a recipe and goes to pg.recipe; one that returns nothing has
+ * done its own work.  The global `pg` loads itself at the first look, so that `pgrun -e 'print(1)'`
+ * costs no more than Lua itself. */
 #include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
@@ -20,7 +20,8 @@
 
 #define SAME_MISTAKE 0.3 /* seconds that rank 0 has to make the mistake of another rank as well */
 
-/* How many frames were there when the innermost host_call() began: those are ours, not the user's. */
+/* How many frames were there when the innermost host_call() began: those are
+ * ours, not the user's. */
 static int floor_frames;
 
 static int count_frames(lua_State *L) {
@@ -292,8 +293,8 @@ static int run_recipe(lua_State *L, const host_options *o, const host_source *s)
     return code_of(L);
 }
 
-/* The script on the stack's top gives its place to one that hands its locals to the prompt at its end
- * (library.c), where the prompt comes next; one that returns at its end cannot. */
+/* The script on the stack's top gives its place to one that hands its locals to the prompt at its
+ * end (library.c), where the prompt comes next; one that returns at its end cannot. */
 static void show_locals(lua_State *L, const host_source *s) {
     static const char end[] = "\nrequire('pg.host').keep_locals()";
     host_source longer = *s;

@@ -1,9 +1,10 @@
-/* fake_nccl.h: enough of CUDA and NCCL, on host memory, to run nccl*.c without a GPU: streams, events,
- * and communicators between processes that were forked after fake_open().
+/* fake_nccl.h: enough of CUDA and NCCL, on host memory, to run nccl*.c without a GPU: streams,
+ * events, and communicators between processes that were forked after fake_open().
  *
- * Each operation is a thread that begins when the one before it on its communicator has ended, meets
- * its peers in a room of shared memory, and ends when its numbers are there or its communicator is
- * aborted.  As with the real one, a send ends with its receive, and nobody compares calls. */
+ * Each operation is a thread that begins when the one before it on its communicator has
+ * ended, meets its peers in a room of shared memory, and ends when its numbers are there or
+ * its communicator is aborted.  As with the real one, a send ends with its receive, and
+ * nobody compares calls. */
 #ifndef PG_FAKE_NCCL_H
 #define PG_FAKE_NCCL_H
 #include "../../runtime/backend/nccl.h"

@@ -1,4 +1,5 @@
-/* Attention: value against a loop in double, gradients against finite differences, masks, dropout. */
+/* Attention: value against a loop in double, gradients against finite
+ * differences, masks, dropout. */
 #include <omp.h>
 #include "numbers.h"
 

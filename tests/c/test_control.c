@@ -1,4 +1,5 @@
-/* test_control.c: the socket of a run: what a stranger may send without harm, and who may have it. */
+/* test_control.c: the socket of a run: what a stranger may send without harm,
+ * and who may have it. */
 #include "folder.h"
 #include "../../runtime/host/host.h"
 

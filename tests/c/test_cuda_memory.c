@@ -1,5 +1,5 @@
-/* test_cuda_memory.c: the CUDA backend's memory through pg.h: reads, writes, pinned buffers, the limit;
- * marks.  Needs a GPU.  And graphs: tests/lua/test_graph.lua has the rest of them. */
+/* test_cuda_memory.c: the CUDA backend's memory through pg.h: reads, writes, pinned buffers, the
+ * limit; marks.  Needs a GPU.  And graphs: tests/lua/test_graph.lua has the rest of them. */
 #include "../check.h"
 #include "../../runtime/backend/backend.h"
 
@@ -111,7 +111,8 @@ static void test_copy_and_view(void **state) {
     pg_tensor_free(u);
 }
 
-/* Marks see what lies between them on the device, though the host was through with it long before. */
+/* Marks see what lies between them on the device, though the host was through
+ * with it long before. */
 static void test_marks(void **state) {
     (void)state;
     if (!there) skip();

@@ -1,5 +1,5 @@
-/* Embedding and its gradient: value, repeated ids, one order of summing, tables that are a part of the
- * vocabulary's, and ids that are not there. */
+/* Embedding and its gradient: value, repeated ids, one order of summing, tables that are a part of
+ * the vocabulary's, and ids that are not there. */
 #include <omp.h>
 #include "numbers.h"
 

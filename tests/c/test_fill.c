@@ -1,4 +1,5 @@
-/* Fill, copy, casts between all dtypes and random fills: values, roundings, layouts, bad arguments. */
+/* Fill, copy, casts between all dtypes and random fills: values, roundings,
+ * layouts, bad arguments. */
 #include "tensors.h"
 #include "../../kernels/cpu.h"
 #include "../../kernels/philox.h"

@@ -1,5 +1,5 @@
-/* bf16 and f16 on the CPU: conversions bit for bit, and ops against the f32 op on the same inputs, whose
- * result rounded once is what must come out, bit for bit. */
+/* bf16 and f16 on the CPU: conversions bit for bit, and ops against the f32 op on the same inputs,
+ * whose result rounded once is what must come out, bit for bit. */
 #include <omp.h>
 #include "tensors.h"
 #include "../../kernels/cpu.h"
@@ -230,7 +230,8 @@ static void norms(void **state) {
         }
 }
 
-/* The sum is rounded, and the norm is that of the rounded sum; in every dtype the same as two calls. */
+/* The sum is rounded, and the norm is that of the rounded sum; in every dtype
+ * the same as two calls. */
 static void norms_of_sums(void **state) {
     (void)state;
     const int dtypes[] = {PG_F32, PG_F64, PG_BF16, PG_F16};

@@ -1,5 +1,5 @@
-/* What is known of the ids in a storage: noted by the calls that write ids, forgotten by all others,
- * and never the reason for a wrong answer of the check.  See runtime/core/ops_ids.c. */
+/* What is known of the ids in a storage: noted by the calls that write ids, forgotten by all
+ * others, and never the reason for a wrong answer of the check.  See runtime/core/ops_ids.c. */
 #include "../runtime/core/tensor.h"
 #include "numbers.h"
 

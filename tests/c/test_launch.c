@@ -1,5 +1,5 @@
-/* test_launch.c: the command line, and the story told of the first death.  What real processes do is
- * in tests/journey/. */
+/* test_launch.c: the command line, and the story told of the first death.  What real processes do
+ * is in tests/journey/. */
 #include "check.h"
 #include "../../runtime/backend/page.h"
 #include "../../runtime/host/host.h"
@@ -53,6 +53,9 @@ static void test_options(void **state) {
     assert_int_equal(READ(&o, "x.lua", "-n", "9", "--nonsense"),
                      0); /* these belong to the script */
     assert_true(o.ranks == 0 && o.nargs == 3);
+    assert_int_equal(READ(&o, "--master", "fe80::1:29500", "x.lua"), 0);
+    assert_string_equal(o.master_host, "fe80::1");
+    assert_int_equal(o.master_port, 29500);
     assert_int_equal(READ(&o, "-n", "auto", "x.lua"), 0);
     assert_true(o.ranks >= 1);
 }
@@ -73,6 +76,12 @@ static void test_refused(void **state) {
     REFUSED("share memory", "--nnodes", "2", "--master", "a:1", "--device", "cpu", "x.lua");
     REFUSED("--master", "--nnodes", "2", "--device", "cuda", "x.lua");
     REFUSED("HOST:PORT", "--master", "here", "x.lua");
+    REFUSED("HOST:PORT", "--master", ":29500", "x.lua");
+    REFUSED("HOST:PORT", "--master", "here:70000", "x.lua");
+    char far[300] = "";
+    memset(far, 'a', 256);
+    strcat(far, ":1");
+    REFUSED("HOST:PORT", "--master", far, "x.lua");
     REFUSED("below --nnodes", "--node-rank", "1", "x.lua");
 }
 

@@ -196,7 +196,8 @@ static void sgd_bits(void **state) {
         }
 }
 
-/* Weight 1, 100 updates with gradient 1 and rate 6e-4: without a master bf16 would stay 1 for ever. */
+/* Weight 1, 100 updates with gradient 1 and rate 6e-4: without a master bf16
+ * would stay 1 for ever. */
 static void small_steps_add_up(void **state) {
     (void)state;
     for (int k = 0; k < 2; k++) {

@@ -8,7 +8,8 @@
 
 static struct CUstream_st compute;
 static void (*body)(world *);
-static int apart; /* each rank is on a host of its own: they meet in the store */
+static int apart;   /* each rank is on a host of its own: they meet in the store */
+static int one_gpu; /* which is refused, and again where somebody tries once more */
 
 #define OPS   pg_collectives_nccl
 #define LARGE 40000 /* i32: calls are compared while they run */
@@ -17,7 +18,13 @@ static void join(world *w) {
     cuda.stream = &compute;
     w->ops = &OPS;
     setenv("PG_SHARE_GPU", "1", 1);
-    cuda.shared = 1;
+    cuda.shared = !one_gpu;
+    if (one_gpu) {
+        must_refuse(PG_EDEVICE, "would both use one GPU", OPS.world(&w->group, &w->rank, &w->size));
+        must_refuse(PG_ECOMM, "could not join its ranks before",
+                    OPS.world(&w->group, &w->rank, &w->size));
+        _exit(0);
+    }
     must_ok(OPS.world(&w->group, &w->rank, &w->size));
     void *t;
     must_ok(OPS.barrier(w->group, &t)); /* before that a rank can miss its world */
@@ -131,8 +138,8 @@ static void left_behind(world *w) {
     must(pg_page_clock() - start < 2000000000ll);
 }
 
-/* What the device does later comes after a sum that nobody waits for; a message that is dropped holds
- * up nothing. */
+/* What the device does later comes after a sum that nobody waits for; a message that is
+ * dropped holds up nothing. */
 static void dropped(world *w) {
     static int32_t x[LARGE], y[7];
     void *sum, *message;
@@ -310,6 +317,13 @@ static void test_hosts_apart(void **state) {
     apart = 0;
 }
 
+static void test_one_gpu(void **state) {
+    (void)state;
+    one_gpu = 1;
+    run_ranks(2, -1, NULL);
+    one_gpu = 0;
+}
+
 static void test_interrupt(void **state) { (void)state, run_ranks(2, -1, interrupt); }
 
 int main(void) {
@@ -327,6 +341,7 @@ int main(void) {
         cmocka_unit_test(test_death),
         cmocka_unit_test(test_remote_error),
         cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_one_gpu),
         cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_hosts_apart),
     };

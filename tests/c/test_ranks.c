@@ -121,6 +121,25 @@ static void wrong_values(void **state) {
     refuses(PG_EINVAL, "does not tell the tasks of this node", pg_ranks_read(&r));
 }
 
+/* Whoever started them: what a rank takes of its host's memory is its share. */
+static void memory_is_shared_out(void **state) {
+    (void)state;
+    pid_t child;
+    set_all("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=2 "
+            "OMPI_COMM_WORLD_LOCAL_SIZE=4");
+    fflush(NULL);
+    if ((child = fork()) == 0) {
+        pg_mem m;
+        must_ok(pg_init("cpu", 0));
+        pg_mem_stats(&m);
+        must((double)m.limit < 0.3 * (double)pg_backend_device()->memory->available());
+        _exit(0);
+    }
+    end_world(&child, 1, -1);
+    set_all("RANK=0 WORLD_SIZE=two");
+    assert_int_equal(pg_ranks_here(), 1);
+}
+
 /* What the cpu backend makes of the environment. */
 static void worlds_refused(void **state) {
     (void)state;
@@ -216,6 +235,7 @@ int main(void) {
         cmocka_unit_test_setup(four_launchers, clean),
         cmocka_unit_test_setup(where_rank_0_is, clean),
         cmocka_unit_test_setup(wrong_values, clean),
+        cmocka_unit_test_setup(memory_is_shared_out, clean),
         cmocka_unit_test_setup(worlds_refused, clean),
         cmocka_unit_test_setup(ranks_find_each_other, clean),
         cmocka_unit_test_setup(nothing_stale_is_joined, clean),

@@ -1,4 +1,5 @@
-/* test_shm.c: collectives between forked ranks: every op, dtype and size; order, overlap, groups. */
+/* test_shm.c: collectives between forked ranks: every op, dtype and size;
+ * order, overlap, groups. */
 #include "world.h"
 #include "../../runtime/base/types.h"
 
@@ -289,8 +290,8 @@ static void groups_of_32_ranks(void **state) {
     run_world(32, mesh);
 }
 
-/* A thousand calls by a common plan over overlapping groups, some waited for at once, some ten calls
- * later: sizes on both sides of every threshold, the numbers of each checked. */
+/* A thousand calls by a common plan over overlapping groups, some waited for at once, some ten
+ * calls later: sizes on both sides of every threshold, the numbers of each checked. */
 typedef struct {
     void *ticket;
     double *x;

@@ -1,4 +1,5 @@
-/* test_shm_fail.c: what goes wrong between ranks: calls that differ, time, death, cancel, interrupts. */
+/* test_shm_fail.c: what goes wrong between ranks: calls that differ, time,
+ * death, cancel, interrupts. */
 #include "world.h"
 
 static int call_barrier(world *w, void *group) {

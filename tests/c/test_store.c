@@ -1,5 +1,5 @@
-/* test_store.c: the key-value store between ranks and launchers: values, waiting, who is missed, and who
- * is turned away; the secret and its hash. */
+/* test_store.c: the key-value store between ranks and launchers: values, waiting, who is missed,
+ * and who is turned away; the secret and its hash. */
 #include "world.h"
 #include "folder.h"
 #include "../../runtime/backend/secret.h"

@@ -134,8 +134,8 @@ static void check(pg_attn_args given, int packed, int with_lengths) {
     twins_free();
 }
 
-/* Rows that all see one key alone have dq = dk = 0, where any rounding is endlessly large beside the
- * reference: two keys or more, unless packed, where dv lies beside them. */
+/* Rows that all see one key alone have dq = dk = 0, where any rounding is endlessly large beside
+ * the reference: two keys or more, unless packed, where dv lies beside them. */
 static pg_attn_args some(int dtype, int64_t rows, int64_t keys, int64_t width) {
     const int64_t groups[] = {1, 1, 2, 4};
     int64_t G = draw_int(1, 3), H = G * groups[draw_int(0, 3)];

@@ -99,9 +99,9 @@ static void near_lse(const call *c) {
     free(got), free(want);
 }
 
-/* The gradient's inputs are what the device has: out as the forward call rounded it, and its lse.  From
- * an unrounded out its sums would be others: where the rows' dot products with dout all but cancel
- * (scores_far_below_zero), those differ by more than the gradient itself may err. */
+/* The gradient's inputs are what the device has: out as the forward call rounded it, and its lse.
+ * From an unrounded out its sums would be others: where the rows' dot products with dout all but
+ * cancel (scores_far_below_zero), those differ by more than the gradient itself may err. */
 static void take_from_device(twin_array *a, const char *name) {
     double *got = device_numbers(a, name);
     if (a->n) memcpy(a->host, got, (size_t)a->n * sizeof *got);
@@ -143,8 +143,8 @@ static void check(const form *f, int add, int wanted) {
     twins_free();
 }
 
-/* Says which hand serves, as far as cuDNN is there at all.  from: the version of cuDNN from which on
- * the gradient is right too (0: no version is asked). */
+/* Says which hand serves, as far as cuDNN is there at all.  from: the version of cuDNN from which
+ * on the gradient is right too (0: no version is asked). */
 static void served(const form *f, int expected_forward, int expected_backward, int64_t from) {
     call c;
     assert_non_null(by_cudnn);

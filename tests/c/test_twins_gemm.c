@@ -1,5 +1,5 @@
-/* Matrix products on the GPU against the CPU's in f64: dtypes, transposes, batches, epilogues, beta;
- * choices of algorithms as text; the same bits twice.  limit: 300 */
+/* Matrix products on the GPU against the CPU's in f64: dtypes, transposes, batches, epilogues,
+ * beta; choices of algorithms as text; the same bits twice.  limit: 300 */
 #include "../twins.h"
 
 #define TOLERANCE_TF32 2e-3 /* 10 bits of mantissa in the inputs */
@@ -321,6 +321,17 @@ static void tf32_only_where_allowed(void **state) {
     assert_true(error > TOLERANCE_F32); /* else the switch does nothing */
 }
 
+static void more_products_than_the_library_counts(void **state) {
+    (void)state;
+    need_gpu();
+    product p = {.dtype = PG_F32, .dtype_c = PG_F32, .m = 1, .n = 1, .k = 1, .alpha = 1};
+    p.batch = (int64_t)INT32_MAX + 1;
+    pg_gemm_args g = args_of(&p);
+    twin_array x = input(1, PG_F32); /* never looked at */
+    refuses(PG_EINVAL, "2147483648 products",
+            twins.cuda->gemm(x.device, x.device, x.device, &g, twins.stream));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         twin_test(random_products),
@@ -333,6 +344,7 @@ int main(void) {
         twin_test(choices_are_kept_in_a_file),
         twin_test(the_same_bits_twice),
         twin_test(tf32_only_where_allowed),
+        twin_test(more_products_than_the_library_counts),
     };
     return cmocka_run_group_tests(tests, twins_open, NULL);
 }

@@ -1,5 +1,6 @@
-/* CUDA kernels against their CPU twins where tensors of one call have several dtypes or are fused: f32
- * sums and gradients beside bf16 and f16, sums before norms, bases of their gradients.  See twins.h. */
+/* CUDA kernels against their CPU twins where tensors of one call have several dtypes or are
+ * fused: f32 sums and gradients beside bf16 and f16, sums before norms, bases of their
+ * gradients.  See twins.h. */
 #include "twins.h"
 
 #define CASES 12
@@ -107,8 +108,8 @@ static void sums_before_norms(void **state) {
         }
 }
 
-/* What a gradient of a norm reads and writes: a base, or dx that is added to, or neither; dw and db in
- * f32 beside bf16 and f16. */
+/* What a gradient of a norm reads and writes: a base, or dx that is added to, or neither; dw and db
+ * in f32 beside bf16 and f16. */
 typedef struct {
     int64_t n, d;
     int dtype, dtype_w, add_x, add_w, based;

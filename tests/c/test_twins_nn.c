@@ -1,5 +1,5 @@
-/* The CUDA kernels of swiglu, rope, embedding, loss and sampling against their CPU twins in f64: see
- * tests/twins.h.  Attention: test_twins_attention.c. */
+/* The CUDA kernels of swiglu, rope, embedding, loss and sampling against their CPU twins in f64:
+ * see tests/twins.h.  Attention: test_twins_attention.c. */
 #include "twins.h"
 
 #define ROUNDS 8 /* random shapes for each dtype */

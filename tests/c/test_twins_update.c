@@ -1,5 +1,5 @@
-/* CUDA kernels against their CPU twins: sum of squares, clip, bad numbers, AdamW, SGD with and without
- * masters; and every kernel of the first half on empty tensors.  See twins.h. */
+/* CUDA kernels against their CPU twins: sum of squares, clip, bad numbers, AdamW, SGD with and
+ * without masters; and every kernel of the first half on empty tensors.  See twins.h. */
 #include "twins.h"
 
 /* A step block as a training step fills it, on an aligned address. */

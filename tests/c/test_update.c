@@ -167,7 +167,8 @@ static void adamw_steps(void **state) {
         }
 }
 
-/* p = g = 1, rate 0.01, decay 0.1, eps 0: decoupled decay gives 0.989, L2 decay would give 0.990. */
+/* p = g = 1, rate 0.01, decay 0.1, eps 0: decoupled decay gives 0.989, L2
+ * decay would give 0.990. */
 static void decay_is_decoupled(void **state) {
     (void)state;
     segment s = new_segment(PG_F32, 1);

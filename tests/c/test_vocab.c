@@ -1,5 +1,6 @@
-/* Cross-entropy of a vocabulary cut over ranks: stats of the parts, joined, against pg_cross_entropy on
- * the whole; the gradient of each part; padding that must not be read; calls that are refused. */
+/* Cross-entropy of a vocabulary cut over ranks: stats of the parts, joined, against
+ * pg_cross_entropy on the whole; the gradient of each part; padding that must not be read;
+ * calls that are refused. */
 #include "numbers.h"
 
 #define IGNORE   (-100)

@@ -1,5 +1,5 @@
-/* fake.h: a plug-in of stand-ins, for machines without a GPU: our C code around cuBLASLt and cuDNN is
- * real, the libraries and the .cu kernels under it are plain loops on the host.
+/* fake.h: a plug-in of stand-ins, for machines without a GPU: our C code around cuBLASLt and cuDNN
+ * is real, the libraries and the .cu kernels under it are plain loops on the host.
  *
  *   fake_cublas.c   cuBLASLt as its manual tells it, and matmul_finish.cu
  *   fake_cudnn.c    plans that compute attention, and the kernels around them

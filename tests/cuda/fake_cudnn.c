@@ -1,7 +1,8 @@
 /* fake_cudnn.c: attention under kernels/attention_cudnn.c on the host; see fake.h.
  *
- * Stands in for plan_cudnn.c (a "plan" computes with the CPU's kernel what its shape says, and fills
- * its workspace with NaN to the last byte), for the kernels around it, and for our own attention. */
+ * Stands in for plan_cudnn.c (a "plan" computes with the CPU's kernel what its shape
+ * says, and fills its workspace with NaN to the last byte), for the kernels around it,
+ * and for our own attention. */
 #include "../../kernels/attention_cudnn.h"
 #include "fake.h"
 

@@ -1,7 +1,8 @@
 /* fake_driver.c: a stand-in for libcuda.so.1 on a machine without a GPU, for tests/cuda/plans.c.
  *
- * cuDNN compiles a plan's kernel for a described device without a GPU, but opens a driver and "loads"
- * the kernel into it.  This one says yes to the load, keeps the kernel's name, and refuses all else. */
+ * cuDNN compiles a plan's kernel for a described device without a GPU, but opens a driver
+ * and "loads" the kernel into it.  This one says yes to the load, keeps the kernel's name,
+ * and refuses all else. */
 #include <stdio.h>
 
 enum { OK = 0, STUB = 34 /* CUDA_ERROR_STUB_LIBRARY */ };

@@ -34,6 +34,10 @@ expect 0 "apart      8.3 points (by stage: +10.0 +6.7)" --measured=measured.json
 expect 0 "apart      0.0 points (by stage: +0.0 +0.0)" --measured=measured.json --send=0.5
 expect 0 "simulated" --measured=measured.json,measured.json --svg=m.svg
 [ "$(grep -c 'measured: idle 58.3 %' m.svg)" = 2 ] || complain "m.svg has not both files: $(grep idle m.svg)"
+grep -q '>2 stages on cpu<' m.svg || complain "the title of m.svg: $(grep -o '>[0-9] stage[^<]*' m.svg)"
+sed 's/"stages":2/"stages":1/; s/"cpu"/"x y"/; s/, \[\["forward",1,1.*/]}/' measured.json >one.json
+expect 0 "1 stage, 1 micro-batch, step 9 on x y" --measured=measured.json,one.json --svg=m.svg
+grep -q '>2 stages on cpu, 1 stage on x y<' m.svg || complain "the title of m.svg: $(grep -o '>[0-9] stage[^<]*' m.svg)"
 "$PGRUN" help pipelines.svg | grep -q '>1f1b, measured: idle ' || complain "the help page has no picture"
 expect 1 "z.svg" --measured=z.svg
 expect 1 "none.json: No such file" --measured=none.json

@@ -287,7 +287,7 @@ function tests.test_tensors_are_whole_in_their_dtype()
       for _, v in ipairs(s:pieces(s.value)) do weights[#weights + 1] = v end
     end
     check.is_true(fs.read(path .. "/model.safetensors") == file_of(weights), dtype)
-    check.is_true(fs.read(path .. "/optimizer.safetensors") == file_of(optim:state_pieces()), dtype)
+    check.is_true(fs.read(path .. "/optimizer.safetensors") == file_of(pieces.states(optim)), dtype)
   end
 end
 
@@ -306,7 +306,7 @@ end
 local function numbers_of(optim)
   local list = {}
   for _, s in ipairs(optim.segments) do list[#list + 1] = s:read_numbers():totable() end
-  for _, piece in ipairs(optim:state_pieces()) do
+  for _, piece in ipairs(pieces.states(optim)) do
     list[#list + 1] = piece.view:totable()
     piece.view:free()
   end

@@ -9,6 +9,7 @@ function tests.test_a_card_is_known_by_whole_words()
   check.equal(flops.peak("NVIDIA H100 PCIe", "bf16"), 756e12)
   check.equal(flops.peak("NVIDIA H100 80GB HBM3", "bf16"), 989e12)
   check.equal(flops.peak("NVIDIA A100-SXM4-80GB", "fp32"), 19.5e12)
+  check.equal(flops.peak("NVIDIA A100-SXM4-80GB", "tf32"), 156e12)
   check.equal(flops.peak("NVIDIA GB200", "bf16"), 2.5e15)
   check.equal(flops.peak("NVIDIA GH200 480GB", "bf16"), 989e12)
 end

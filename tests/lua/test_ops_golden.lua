@@ -2,6 +2,7 @@
 -- in f32 and in f64, against the numbers that PyTorch computed in double.
 local check = require "tests.check"
 local golden = require "tests.golden"
+local pieces = require "tests.pieces"
 local tape = require "pg.tape"
 local nn = pg.nn
 local tests = {}
@@ -137,7 +138,7 @@ local function update(name, moments, settings_of)
       end
       for _, key in ipairs(group) do outputs["y" .. key] = history[key] end
       for letter, moment in pairs(moments) do
-        for _, piece in ipairs(optim:state_pieces()) do
+        for _, piece in ipairs(pieces.states(optim)) do
           if piece.name:match "^(.*)%." == moment then outputs[letter .. piece.name:match "([^.]*)$"] = piece.view end
         end
       end

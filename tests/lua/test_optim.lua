@@ -1,6 +1,7 @@
 -- test_optim.lua: optimisers, clipping, the loss over unequal micro-batches, rates.  Values against PyTorch
 -- are in test_ops_golden.lua and test_curves.lua; C01 and its like name cases of real trouble.
 local check = require "tests.check"
+local pieces = require "tests.pieces"
 local step = require "pg.step"
 local nn = pg.nn
 local equal, is_true = check.equal, check.is_true
@@ -120,7 +121,7 @@ function tests.test_a_gradient_that_is_not_finite_changes_nothing()
   equal(model.a:totable(), { 1, 2 })
   equal(model.b:totable(), { 3, 4 })
   equal(optim.steps, 0)
-  for _, piece in ipairs(optim:state_pieces()) do check.close(piece.view, { 0, 0 }, 0) end
+  for _, piece in ipairs(pieces.states(optim)) do check.close(piece.view, { 0, 0 }, 0) end
   set_gradient(model.a, 1)
   set_gradient(model.b, 1)
   optim:step()

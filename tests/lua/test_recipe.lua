@@ -112,7 +112,7 @@ end
 function tests.test_what_is_not_possible_here_is_refused_with_a_way_out()
   refused("layout: pp 1 x tp 2 = 2, which does not divide the ranks: 1 was started; use -n 2", {}, "--layout.tp=2")
   refused("layout.zero is 4; it must be at least 0 and at most 3", {}, "--layout.zero=4")
-  refused('precision is "fp8"; it must be one of fp32, bf16', {}, "--precision=fp8")
+  refused('precision is "fp8"; it must be one of fp32, tf32, bf16', {}, "--precision=fp8")
   refused("pp 1 x dp 4 x tp 1 = 4 ranks, but 1 was started; use -n 4", {}, "--layout.dp=4")
   refused("micro 3 does not divide a rank's 8 sequences", {}, "--micro=3")
   refused("eval has nothing to look at", { eval = {} })

@@ -39,7 +39,7 @@ end
 function tests.test_fields_of_a_wrong_kind()
   local kinds = {
     model = "model is %s; it must be a description", layout = "a table of fields", data = "a table of fields",
-    precision = "must be one of fp32, bf16", micro = "must be an integer", steps = "must be an integer",
+    precision = "must be one of fp32, tf32, bf16", micro = "must be an integer", steps = "must be an integer",
     recompute = "must be one of none, norms, block", optim = "a table such as", seed = "must be a 64-bit integer",
     save = "a table of fields", eval = "a table of fields", sample = "a table of fields",
     log = "a table of fields",    loss = "must be a function", on_step = "must be a function",

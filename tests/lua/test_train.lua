@@ -29,6 +29,17 @@ end
 
 function tests.test_recomputation_gives_the_same_bits() check.equal(losses { recompute = "block" }, losses()) end
 
+-- The switch is the process's: each run sets it.  Only GPUs have it do something.
+function tests.test_tf32_is_a_precision_of_its_own()
+  local want = losses()
+  local got = losses { precision = "tf32" }
+  check.equal(c.C.pg_allow_tf32(0), 1)
+  if c.device() == "cpu" then check.equal(got, want) else check.close(got, want, 1e-2) end
+  c.C.pg_allow_tf32(1)
+  check.equal(losses(), want)
+  check.equal(c.C.pg_allow_tf32(0), 0)
+end
+
 function tests.test_a_record_has_the_keys_that_are_promised()
   local records = run { data = { text = training.text(500), batch = 8, held_out = 0.2 }, eval = { every = 2 } }
   local names = {}
@@ -163,8 +174,9 @@ function tests.test_no_step_takes_more_than_the_tenth()
   for step = 11, steps do check.equal(peaks[step], peaks[10]) end
   check.equal(at[1000].files, at[200].files)
   check.is_true(at[1000].mappings <= at[200].mappings + 4, at[1000].mappings .. " mappings")
-  local grown = at[1000].heap - at[200].heap
-  check.is_true(grown < 8, ("Lua's heap grew by %.0f KiB in 800 steps"):format(grown))
+  local grown = math.huge -- in the 200 steps where least did: LuaJIT's own buffers grow now and then
+  for step = 400, steps, 200 do grown = math.min(grown, at[step].heap - at[step - 200].heap) end
+  check.is_true(grown < 2, ("Lua's heap grew by %.1f KiB in each 200 steps"):format(grown))
 end
 
 function tests.test_a_run_is_not_written_over()

@@ -5,7 +5,6 @@ local agree = require "pg.agree"
 local check = require "tests.check"
 local checkpoint = require "pg.checkpoint"
 local fs = require "pg.fs"
-local mesh = require "pg.mesh"
 local pieces = require "tests.pieces"
 local rank = pg.rank()
 local SEED = 7
@@ -96,19 +95,17 @@ agree.tell = tell
 
 folder = folder_of "slow"
 optim = pieces.trainee({ dp = 4 }, SEED)
-local hash, usual, slowest = fs.hash, mesh.limit, checkpoint.slowest
+local hash, usual, slowest = fs.hash, c.C.pg_comm_timeout(0.5), checkpoint.slowest
 function fs.hash(...) -- on rank 0, while the others wait
   local till = pg.time() + 0.6
   while pg.time() < till do end
   return hash(...)
 end
-mesh.limit = 0.5
-c.C.pg_comm_timeout(mesh.limit)
 checkpoint.slowest = 1000 -- bytes a second: the files have more than 5000
 checkpoint.save(folder, optim, pieces.manifest(1), 1)
 assert(checkpoint.reading(folder) > 5)
-fs.hash, mesh.limit, checkpoint.slowest = hash, usual, slowest
-c.C.pg_comm_timeout(usual)
+fs.hash, checkpoint.slowest = hash, slowest
+assert(c.C.pg_comm_timeout(usual) == 0.5, "a wait as usual again")
 
 -- ---- a disk that is full on one rank ----
 

@@ -2,8 +2,8 @@
 -- What a stage holds under each schedule, stages of unequal widths, a loss of one's own, batches of one's own, text.
 local engine = require "pg.parallel.engine"
 local layout = require "pg.parallel.layout"
-local step = require "pg.step"
 local tape = require "pg.tape"
+local timelines = require "tests.timelines"
 local c = require "pg.c"
 local rank, nn = pg.rank(), pg.nn
 local llama = require "models.llama"
@@ -14,22 +14,7 @@ local function near(got, want, what)
   if not fine then error(("%s is %.9g, not %.9g"):format(what, got, want), 2) end -- or not a number
 end
 
--- The i-th of `n` micro-batches, the same in every layout.
-local function batches(n)
-  step.set { INV_TOKENS = 1 / (n * B * T) }
-  return function(i)
-    local ids, targets = {}, {}
-    for b = 1, B do
-      ids[b], targets[b] = {}, {}
-      for t = 1, T do
-        ids[b][t], targets[b][t] = (7 * i + 3 * b + t * t) % VOCAB, (5 * i + b + t) % VOCAB
-      end
-    end
-    tape.context = { training = true, sample0 = (i - 1) * B, step = step.block() }
-    return { tokens = pg.tensor(ids, "i32"), targets = pg.tensor(targets, "i32"), ignore = -100, step = step.block(),
-             share = true }
-  end
-end
+local function batches(n) return timelines.batches(n, B, T, VOCAB) end
 
 -- ---- memory ----
 

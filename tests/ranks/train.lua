@@ -5,7 +5,6 @@ local checkpoint = require "pg.checkpoint"
 local engine = require "pg.parallel.engine"
 local elementwise = require "pg.ops.elementwise"
 local fs = require "pg.fs"
-local mesh = require "pg.mesh"
 local random = require "pg.random"
 local training = require "tests.training"
 local fails, rank = training.fails, pg.rank()
@@ -75,16 +74,15 @@ for step = 1, 6 do
 end
 
 -- Rank 0 takes longer to read what it goes on from than ranks usually wait for one another.
-local hash, usual, slowest = fs.hash, mesh.limit, checkpoint.slowest
+local hash, usual, slowest = fs.hash, c.C.pg_comm_timeout(2), checkpoint.slowest
 function fs.hash(...)
   local till = pg.time() + 1.2
   while pg.time() < till do end
   return hash(...)
 end
-mesh.limit, checkpoint.slowest = 2, 1000
-c.C.pg_comm_timeout(mesh.limit)
+checkpoint.slowest = 1000
 training.run({ save = {} }, "resumed", { "--resume" })
-fs.hash, mesh.limit, checkpoint.slowest = hash, usual, slowest
+fs.hash, checkpoint.slowest = hash, slowest
 c.C.pg_comm_timeout(usual)
 
 -- What rank 0 finds wrong with a run is raised on both.

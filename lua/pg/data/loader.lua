@@ -9,7 +9,6 @@ local step = require "pg.step"
 local tape = require "pg.tape"
 local C, ffi = c.C, c.ffi
 
-local IGNORE = -100
 local HOST = 2^31 - 1 -- tokens of a rank's share of a step; more belong into more ranks or steps
 
 local Loader = {}
@@ -19,19 +18,10 @@ local loader = {}
 local function shares(o, dp, span)
   local batch = o.batch or c.fail "data: batch is missing; sequences of a step, over all ranks"
   c.within(batch, "data.batch", 1)
-  if batch % dp ~= 0 then
-    c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
-           math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
-  end
-  local rows = batch / dp
+  local rows, micro = mesh.share(batch, dp, o.micro)
   if rows * span > HOST then
     c.fail("data.batch %.0f: a rank's share of %.0f sequences of %.0f tokens is more than %.0f tokens a step; choose a "
            .. "smaller batch", batch, rows, span - 1, HOST)
-  end
-  local micro = c.int(o.micro or rows, "micro")
-  if micro < 1 or rows % micro ~= 0 then
-    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
-           micro, rows, batch, dp, rows)
   end
   return batch, rows, micro
 end
@@ -105,7 +95,7 @@ local function ids_of(host, span, first, rows, shift, pad)
   local buffer = ffi.new("int32_t[?]", rows * T)
   for r = 0, rows - 1 do ffi.copy(buffer + r * T, host + (first + r) * span + shift, T * 4) end
   if pad then
-    for i = 0, rows * T - 1 do if buffer[i] == pad then buffer[i] = IGNORE end end
+    for i = 0, rows * T - 1 do if buffer[i] == pad then buffer[i] = c.IGNORE end end
   end
   return Tensor.empty({ rows, T }, "i32"):write(buffer)
 end
@@ -118,7 +108,7 @@ function Loader:micro(i)
   tape.context = { training = true, step = step.block(), sample0 = sample0 }
   return { tokens = ids_of(self.host, self.span, first, self.micro_rows, 0),
            targets = ids_of(self.host, self.span, first, self.micro_rows, 1, self.pad),
-           sample0 = sample0, ignore = IGNORE, step = step.block(), share = true }
+           sample0 = sample0, ignore = c.IGNORE, step = step.block(), share = true }
 end
 
 --- l:steps(n) -> for step, batch in l:steps(300): a plain loop; each turn closes the last turn's scope.
@@ -135,7 +125,7 @@ function Loader:steps(n)
     self:next_step()
     local tokens = { tokens = ids_of(self.host, self.span, 0, self.rows, 0),
                      targets = ids_of(self.host, self.span, 0, self.rows, 1, self.pad),
-                     sample0 = self.axis.rank * self.rows, ignore = IGNORE, step = step.block() }
+                     sample0 = self.axis.rank * self.rows, ignore = c.IGNORE, step = step.block() }
     tape.context = { training = true, step = step.block(), sample0 = tokens.sample0 }
     return number, tokens
   end
@@ -162,7 +152,7 @@ function loader.each(stream, batch, axis, o)
     for r = 0, rows - 1 do stream:read(stream:start_of(idle and 0 or at + r), span, host + r * span) end
     if not idle then at = at + rows end
     return { tokens = ids_of(host, span, 0, rows, 0), targets = ids_of(host, span, 0, rows, 1, o.pad),
-             ignore = IGNORE, share = true, idle = idle }
+             ignore = c.IGNORE, share = true, idle = idle }
   end
 end
 

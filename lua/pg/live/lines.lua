@@ -36,7 +36,7 @@ end
 local function new(o)
   local s = setmetatable({ keep = o.keep, prompt = o.prompt, number = 0, given = {}, groups = groups.new(o.keep),
                            seconds = setting("PGRUN_LINE_LIMIT", 30), wait = setting("PGRUN_LINE_TIMEOUT", 10),
-                           usual = mesh.limit }, Session)
+                           usual = C.pg_comm_timeout(0) }, Session)
   s.libraries = o.keep and guard.libraries() or {}
   s.libraries.help = function(x) print((repl.describe(x))) end
   s.env = setmetatable({}, { __index = function(_, name)

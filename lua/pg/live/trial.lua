@@ -32,7 +32,7 @@ local function batch_of(n, context, training)
   local step = step_block.block()
   local ids = { n, context }
   tape.context = { training = training, step = step, sample0 = 0 }
-  return { tokens = Tensor.empty(ids, "i32"), targets = Tensor.empty(ids, "i32"), sample0 = 0, ignore = -100,
+  return { tokens = Tensor.empty(ids, "i32"), targets = Tensor.empty(ids, "i32"), sample0 = 0, ignore = c.IGNORE,
            step = training and step or nil, share = true }
 end
 

@@ -69,7 +69,7 @@ function ops.cross_entropy(logits, targets, o)
   local n = targets.count
   local out, lse = Tensor.empty({ 2 }, stat), Tensor.empty({ n }, stat)
   local rows = reduction == "none" and Tensor.empty(targets.shape, stat) or nil
-  local ignore = o.ignore or -100
+  local ignore = o.ignore or c.IGNORE
   done("cross_entropy", C.pg_cross_entropy(out.raw, rows and rows.raw, lse.raw, logits:alive().raw,
        targets:alive().raw, ignore, o.step and o.step.raw), out)
   local y = rows or out:view({ 1 })

@@ -170,8 +170,6 @@ end
 -- dw (+)= dy^T x
 local function weight_gradient(dw, dy, x, add) gemm.product(dw, dy, x, true, false, add) end
 
-local function wants_gradient(t) return t.requires_grad or t.record ~= nil end
-
 -- Rows in, columns out ----------------------------------------------------------------------------
 
 local BACK = { name = "matmul" } -- of gradients: the tape says whose
@@ -191,7 +189,7 @@ end
 
 function GATHERED.grad_input(r, dy, d, add)
   local axis, g = r.a.axis, flat(gemm.before_epilogue(r, dy))
-  if wants_gradient(r.inputs[2]) and not r.put_off then gather_saved(r, true) end
+  if tape.wanted(r.inputs[2]) and not r.put_off then gather_saved(r, true) end
   if d[1] then
     local into = flat(d[1])
     local sum = add[1] == 1 and Tensor.like(into) or into
@@ -247,7 +245,7 @@ local SCATTERED = { name = "linear_scattered", weights = { [2] = true, [3] = tru
 
 function SCATTERED.grad_input(r, dy, d, add)
   if not d[1] then return end
-  local into, o = flat(d[1]), { name = "matmul", beta = add[1], keep = wants_gradient(r.inputs[2]) }
+  local into, o = flat(d[1]), { name = "matmul", beta = add[1], keep = tape.wanted(r.inputs[2]) }
   local epilogue, aux = gemm.slope(r.inputs[1], add[1])
   o.epilogue, o.aux = epilogue, aux and flat(aux)
   local whole = product_of_gathered(r.a.axis, into, dy, r.saved[2], o)

@@ -22,7 +22,7 @@ local function part_of(o, columns, name)
            name, size)
   end
   local vocab = o.vocab or first + valid
-  return { axis = o.axis, size = size, first = first, valid = valid, vocab = vocab, ignore = o.ignore or -100,
+  return { axis = o.axis, size = size, first = first, valid = valid, vocab = vocab, ignore = o.ignore or c.IGNORE,
            step = o.step, whole = size == 1 and first == 0 and valid == columns and vocab == columns }
 end
 
@@ -88,7 +88,7 @@ local HELD, CHUNK = 2^30, 2^28
 
 local function chunk_rows(chunk, rows, columns, dtype)
   if chunk then return chunk == 0 and rows or math.min(c.within(chunk, "head_loss: chunk", 0), rows) end
-  local row = columns * tonumber(C.pg_dtype_size(Tensor.codes[dtype]))
+  local row = columns * Tensor.sizes[dtype]
   if rows * row <= HELD then return rows end
   local n = math.floor(CHUNK / row)
   return math.max(n - n % 128, 1)

@@ -219,19 +219,4 @@ function Optimizer:step(o)
   return norm, now
 end
 
---- optim:state_pieces() -> { { name, view, first, piece }, ... }: every moment under MOMENT.PARAMETER, for
--- checkpoints: what lies in this rank's window, as segment:pieces has it.
-function Optimizer:state_pieces()
-  local out = {}
-  for _, s in ipairs(self.segments) do
-    for _, moment in ipairs(self.moments) do
-      for _, piece in ipairs(s:pieces(self.states[s][moment])) do
-        piece.name = moment .. "." .. piece.name
-        out[#out + 1] = piece
-      end
-    end
-  end
-  return out
-end
-
 return Optimizer

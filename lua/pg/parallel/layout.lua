@@ -8,6 +8,7 @@ local mesh = require "pg.mesh"
 local params = require "pg.params"
 local parts = require "pg.parallel.parts"
 local schedule = require "pg.parallel.schedule"
+local Tensor = require "pg.tensor"
 local zero = require "pg.parallel.zero"
 
 local layout = {}
@@ -74,24 +75,12 @@ end
 --- layout.share(l, batch, micro) -> micro: sequences of a micro-batch (given, or all of a rank's share), after checks
 -- of the batch over dp, and of the schedule.
 function layout.share(l, batch, micro)
-  local dp = l.dp
-  if batch % dp ~= 0 then
-    c.fail("data.batch %d does not divide over dp = %d ranks; nearest: %d or %d", batch, dp,
-           math.max(1, math.floor(batch / dp)) * dp, math.ceil(batch / dp) * dp)
-  end
-  local rows = batch / dp
-  micro = micro or rows
-  if rows % micro ~= 0 then
-    c.fail("micro %d does not divide a rank's %d sequences (data.batch %d / dp %d); choose a divisor of %d",
-           micro, rows, batch, dp, rows)
-  end
-  layout.check_schedule(l, rows / micro)
-  return micro
+  local rows, sequences = mesh.share(batch, l.dp, micro)
+  layout.check_schedule(l, rows / sequences)
+  return sequences
 end
 
 -- ---- memory ----
-
-local sizes = { f32 = 4, f64 = 8, bf16 = 2, f16 = 2 }
 
 -- Parameters of the fullest stage, as far as can be known before they are cut over tp.
 local function fullest(model, plan, tp)
@@ -117,7 +106,7 @@ end
 -- Weights, gradients and moments (with masters) alone must fit into the smallest rank's memory.
 local function check_memory(model, plan, l, o)
   local limit = mesh.world:sum_numbers({ pg.memory().limit }, "min")[1]
-  local n, dtype, share = fullest(model, plan, l.tp), sizes[o.dtype or "f32"], l.dp
+  local n, dtype, share = fullest(model, plan, l.tp), Tensor.sizes[o.dtype or "f32"], l.dp
   local held = dtype == 2 and 2 or 0 -- bytes of a master beside the weight
   local weights = n * dtype / (l.zero >= 3 and share or 1)
   local gradients = n * math.max(dtype, 4) / (l.zero >= 2 and share or 1)

@@ -129,6 +129,18 @@ function measured.draw(m, simulated, width)
   return ("measured\n%s\n\nsimulated\n%s"):format(draw.text(m.timeline, o), draw.text(simulated, o))
 end
 
+-- Where the timelines of a picture come from, each once: "4 stages on cpu, 2 stages on cpu".
+local function stages_of(list)
+  local parts, seen = {}, {}
+  for _, pair in ipairs(list) do
+    local m = pair[1]
+    local text = ("%d stage%s on %s"):format(m.stages, m.stages == 1 and "" or "s", m.device)
+    if not seen[text] then parts[#parts + 1] = text end
+    seen[text] = true
+  end
+  return table.concat(parts, ", ")
+end
+
 --- measured.picture(list) -> the text of an SVG file.  list: of { m, simulated }, all on one axis.
 function measured.picture(list)
   local parts = {}
@@ -139,8 +151,7 @@ function measured.picture(list)
       parts[#parts + 1] = { name = ("%s, %s: idle %.1f %%"):format(m.schedule, what, 100 * t.bubble), timeline = t }
     end
   end
-  local m = list[1][1]
-  return svg.draw(#list == 1 and measured.title(m) or ("%d stages on %s"):format(m.stages, m.device), parts, WIDEST)
+  return svg.draw(#list == 1 and measured.title(list[1][1]) or stages_of(list), parts, WIDEST)
 end
 
 -- ---- files ----

@@ -19,7 +19,6 @@ local tape = require "pg.tape"
 local script = {}
 local Run = { is_module = true } -- pg.generate takes it for a model
 Run.__index = Run
-local IGNORE = -100
 
 -- What was laid out before would not know of another layout.
 local function check_mesh(l)
@@ -62,7 +61,7 @@ Run.__tostring = Run.describe
 -- Targets of a batch of one's own that count, over all of dp.  Its ranks may bring unequal numbers of sequences, but
 -- where they sum gradients after each of a rank's `count` micro-batches, all must have as many of these.
 local function count_valid(batch, count)
-  local n, ignore = 0, batch.ignore or IGNORE
+  local n, ignore = 0, batch.ignore or c.IGNORE
   for _, id in ipairs(batch.targets:totable()) do
     if id ~= ignore then n = n + 1 end
   end
@@ -98,7 +97,7 @@ local function cut(batch, micro, i, sample0)
   local T, first = batch.tokens.shape[2], (i - 1) * micro
   tape.context = { training = true, step = step.block(), sample0 = sample0 + first }
   return { tokens = batch.tokens:view({ micro, T }, first * T), targets = batch.targets:view({ micro, T }, first * T),
-           sample0 = sample0 + first, ignore = batch.ignore or IGNORE, step = step.block(), share = true }
+           sample0 = sample0 + first, ignore = batch.ignore or c.IGNORE, step = step.block(), share = true }
 end
 
 --- run:gradients(batch, o) -> the mean loss over the valid targets of the global batch, a number, on every rank.  The
@@ -140,7 +139,7 @@ end
 function Run:evaluate(batch)
   check_batch(batch)
   local sum, count = look(self.engine.evaluate, self.engine, { tokens = batch.tokens, targets = batch.targets,
-                                                               ignore = batch.ignore or IGNORE, share = true })
+                                                               ignore = batch.ignore or c.IGNORE, share = true })
   self.engine:settle()
   local told = mesh.world:sum_numbers { sum, count }
   return told[2] > 0 and told[1] / told[2] or 0

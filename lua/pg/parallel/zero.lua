@@ -9,11 +9,9 @@
 -- (zero.outside lists them).
 -- A segment counts who needs it (s.held): tied weights are needed by two items.  One that nobody needs stays until
 -- another is brought: the last item's backward follows its forward.
-local c = require "pg.c"
 local mesh = require "pg.mesh"
 local tape = require "pg.tape"
 local Tensor = require "pg.tensor"
-local C = c.C
 
 local zero = {}
 local idle = setmetatable({}, { __mode = "k" }) -- segments at level 3 that are here and that nobody needs
@@ -200,8 +198,8 @@ function zero.sent(segments, micro)
   local bytes, calls = 0, 0
   for _, s in ipairs(segments) do
     local n = s.axis.size
-    local grad = s.count * tonumber(C.pg_dtype_size(Tensor.codes[s.grad_dtype]))
-    local value = s.count * tonumber(C.pg_dtype_size(Tensor.codes[s.dtype]))
+    local grad = s.count * Tensor.sizes[s.grad_dtype]
+    local value = s.count * Tensor.sizes[s.dtype]
     local reduced = s.level < 2 and 1 or micro
     local gathered = s.level == 3 and not s.stays and 2 * micro or 1
     local moved = s.level == 0 and 2 * grad or reduced * grad + gathered * value
